@@ -1,0 +1,45 @@
+"""What an engine process says of itself, in every kind of worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class FailureInfo:
+    kind: str
+    message: str
+    retry: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """Derived from the live set at the moment of sending."""
+
+    num_running: int
+    num_waiting: int
+    blocks_free: int
+    blocks_cached: int
+    blocks_owned: int
+    blocks_total: int
+    slots_used: int
+    slots_total: int
+    num_tokens: int = 0
+    tpot_s: float = 0.0
+    ttft_s: float = 0.0
+    counters: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReady:
+    """The first thing an engine says. `error` is what kept it from starting."""
+
+    model: str = ""
+    fingerprint: str = ""
+    channel: str = ""
+    kv_address: str = ""
+    """Where peers read this worker's KV; empty where they read none."""
+    max_context: int = 0
+    vocab_size: int = 0
+    capacity_tokens: int = 0
+    error: FailureInfo | None = None

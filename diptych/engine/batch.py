@@ -1,0 +1,86 @@
+"""A plan as tensors: all sequences' new tokens in one flat batch, decodes first.
+
+    rows     0 ...... D-1 | D ..............................  num_rows-1 | padding
+             one token each | prefill pieces, each consecutive rows      | (exact profile only)
+
+Built once a step and shared by all layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from diptych.domain.plan import StepPlan
+from diptych.engine.pool import GroupPool
+
+CONTEXT_TILE = 256
+"""Gathered contexts are padded to multiples of this, so that shapes don't depend on the pool's block size."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """`num_rows` rows of the batch, from `row` on: one sequence's positions `start` to `end`."""
+
+    row: int
+    num_rows: int
+    start: int
+    slots: npt.NDArray[np.int64]
+    """Slots of positions 0 to `end`, padded with the null slot to a multiple of CONTEXT_TILE."""
+    null_slot: int
+
+    @property
+    def end(self) -> int:
+        """Positions that these rows' last may look at."""
+        return self.start + self.num_rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """One step's input."""
+
+    tokens: Tensor  # [rows + padding]
+    positions: Tensor  # [rows + padding]
+    write_slots: Tensor  # [rows]
+    pieces: tuple[Piece, ...]
+    sampled_rows: Tensor  # [steps that sample], in the plan's order
+
+    @property
+    def num_rows(self) -> int:
+        """Rows without padding."""
+        return len(self.write_slots)
+
+
+def build_batch(plan: StepPlan, pool: GroupPool, row_tile: int, device: str) -> Batch:
+    """The batch of a plan that has at least one step; rows are padded to a multiple of `row_tile`."""
+    order = sorted(range(len(plan.steps)), key=lambda i: len(plan.steps[i].tokens) > 1)
+    num_rows = plan.num_tokens
+    tokens = np.zeros(-(-num_rows // row_tile) * row_tile, np.int64)
+    positions = np.zeros_like(tokens)
+    pieces: list[Piece] = []
+    last_rows: dict[int, int] = {}
+    row = 0
+    for index in order:
+        step = plan.steps[index]
+        count = len(step.tokens)
+        end = step.start + count
+        tokens[row : row + count] = step.tokens
+        positions[row : row + count] = np.arange(step.start, end)
+        padded = -(-end // CONTEXT_TILE) * CONTEXT_TILE
+        slots = pool.slots(step.tables[0], 0, end, padded)
+        pieces.append(Piece(row, count, step.start, slots, pool.null_slot))
+        row += count
+        last_rows[index] = row - 1
+    sampled = [last_rows[i] for i, step in enumerate(plan.steps) if step.sample is not None]
+    write_slots = np.concatenate([piece.slots[piece.start : piece.end] for piece in pieces])
+    return Batch(
+        tokens=torch.from_numpy(tokens).to(device),
+        positions=torch.from_numpy(positions).to(device),
+        write_slots=torch.from_numpy(write_slots).to(device),
+        pieces=tuple(pieces),
+        sampled_rows=torch.tensor(sampled, dtype=torch.int64, device=device),
+    )

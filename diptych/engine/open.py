@@ -1,0 +1,36 @@
+"""The engine's front door: settings in, a runner out. torch is imported only when a real model is opened."""
+
+from __future__ import annotations
+
+from diptych.domain.ports import Runner
+from diptych.engine.settings import TOY, EngineSettings
+
+_TOY_BLOCKS = 256
+_TOY_CONTEXT = 4096
+
+
+def open_runner(settings: EngineSettings) -> Runner:
+    """Loads the model and allocates its KV pool.
+
+    Raises Unsupported for a model that is missing, torn or of another kind, InvalidField for a setting that
+    does not go with it, TooLarge when weights and pool do not fit into memory (nothing has been loaded then).
+    """
+    if settings.model_path == TOY:
+        return _open_toy(settings)
+    from diptych.engine.runner import open_torch_runner
+
+    return open_torch_runner(settings)
+
+
+def _open_toy(settings: EngineSettings) -> Runner:
+    from diptych.engine.toy import LAYOUT, ToyRunner
+
+    num_blocks = settings.num_blocks or _TOY_BLOCKS
+    if settings.memory_bytes is not None:
+        num_blocks = max(1, settings.memory_bytes // (LAYOUT.token_bytes * settings.block_tokens))
+    return ToyRunner(
+        num_blocks=num_blocks,
+        block_tokens=settings.block_tokens,
+        max_context=settings.max_context or _TOY_CONTEXT,
+        step_delay_s=settings.toy_step_delay_s,
+    )

@@ -1,0 +1,140 @@
+"""The runner of real models: weights, pool and sampler behind the `Runner` protocol, in one of two profiles.
+
+exact   fp32; rows in tiles of fixed shape, attention in fixed tiles: the logits of a position depend on its
+        prefix alone, to the bit, whatever the batch, the chunks, the blocks, or a hop between workers
+fast    bf16; free shapes, weights packed for oneDNN where there is one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from diptych.domain.errors import InvalidField
+from diptych.domain.layout import GroupKind, KvDtype, KvLayout, LayerGroup
+from diptych.domain.plan import NOT_SAMPLED, BlockTables, StepOutcome, StepPlan
+from diptych.domain.ports import MemorySpan
+from diptych.engine.attention import Attention, sdpa
+from diptych.engine.batch import build_batch
+from diptych.engine.weight_source import WeightSource
+from diptych.engine.config import ModelConfig, read_config
+from diptych.engine.exact_attention import exact
+from diptych.engine.fits import Need, available_bytes, fitted_blocks
+from diptych.engine.linear import can_pack, packed, plain
+from diptych.engine.llama import Form, Llama
+from diptych.engine.plan_check import check_plan
+from diptych.engine.pool import TORCH_DTYPES, KvPool
+from diptych.engine.sampler import Draw, sample
+from diptych.engine.settings import EngineSettings, Profile
+from diptych.engine.weights import num_parameters, open_weights, random_weights
+
+_ROW_TILE = 16
+"""Rows of every product in the exact profile: few enough for one decode, enough for a prefill."""
+
+
+class TorchRunner:
+    """A `Runner` over a model and a pool that belong together."""
+
+    def __init__(self, model: Llama, pool: KvPool, attention: Attention) -> None:
+        self.layout = pool.layout
+        self.vocab_size = model.config.vocab_size
+        self.max_context = model.max_context
+        self.block_tokens = pool.block_tokens
+        self.num_blocks = pool.num_blocks
+        self._model = model
+        self._pool = pool
+        self._attention = attention
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan, stop: Callable[[], bool] | None = None) -> StepOutcome:
+        """One step. Raises Internal when the plan breaks the rules of `check_plan`."""
+        logits = self.logits(plan, stop)
+        tokens = [NOT_SAMPLED] * len(plan.steps)
+        if logits is None:
+            return StepOutcome(tokens, aborted=True)
+        draws = {
+            index: Draw(step.sample, step.start + len(step.tokens), step.banned)
+            for index, step in enumerate(plan.steps)
+            if step.sample is not None
+        }
+        for index, token in zip(draws, sample(logits, list(draws.values())), strict=True):
+            tokens[index] = token
+        return StepOutcome(tokens)
+
+    @torch.inference_mode()
+    def logits(self, plan: StepPlan, stop: Callable[[], bool] | None = None) -> Tensor | None:
+        """Runs the plan without drawing: logits of the steps that sample, in their order, fp32 [steps,
+        vocab].
+
+        None when `stop` ended it. Raises Internal when the plan breaks the rules of `check_plan`.
+        """
+        check_plan(plan, self.num_blocks, self.block_tokens, self.vocab_size, self.max_context)
+        if not plan.steps:
+            return torch.empty(0, self.vocab_size)
+        pool = self._pool.groups[0]
+        batch = build_batch(plan, pool, self._model.form.row_tile or 1, self._pool.device)
+        attend = self._attention(batch.pieces, self._pool.device)
+        return self._model.forward(batch, pool, attend, stop)
+
+    @torch.inference_mode()
+    def pack(self, tables: BlockTables, start: int, num_tokens: int, out: MemorySpan) -> bytes:
+        """See `Runner.pack`."""
+        return self._pool.pack(tables, start, num_tokens, out)
+
+    @torch.inference_mode()
+    def unpack(self, data: MemorySpan, tables: BlockTables, start: int, num_tokens: int) -> None:
+        """See `Runner.unpack`."""
+        self._pool.unpack(data, tables, start, num_tokens)
+
+    def digest(self, data: MemorySpan) -> bytes:
+        """See `Runner.digest`."""
+        return self._pool.digest(data)
+
+
+def open_torch_runner(settings: EngineSettings) -> TorchRunner:
+    """See `diptych.engine.open.open_runner`."""
+    directory = Path(settings.model_path)
+    config = read_config(directory)
+    max_context = settings.max_context or config.max_positions
+    if max_context > config.max_positions:
+        raise InvalidField("max_context", f"the model has {config.max_positions} positions, is {max_context}")
+    torch.set_num_threads(settings.threads)
+    is_exact = settings.profile is Profile.EXACT
+    kv_dtype = KvDtype.FLOAT32 if is_exact else KvDtype.BFLOAT16
+    form = _form(TORCH_DTYPES[kv_dtype], settings.device, is_exact)
+    num_blocks = _num_blocks(settings, config, kv_dtype, max_context)
+    with closing(_weight_source(settings, directory, config)) as source:
+        model = Llama(config, source, form, max_context)
+        layout = _layout(directory.name, source.digest, config, kv_dtype)
+    pool = KvPool(layout, (num_blocks,), settings.block_tokens, settings.device)
+    return TorchRunner(model, pool, exact if is_exact else sdpa)
+
+
+def _form(dtype: torch.dtype, device: str, is_exact: bool) -> Form:
+    linear = packed if can_pack(device, dtype) else plain
+    return Form(dtype, device, linear, row_tile=_ROW_TILE if is_exact else None)
+
+
+def _weight_source(settings: EngineSettings, directory: Path, config: ModelConfig) -> WeightSource:
+    if settings.random_weights_seed is not None:
+        return random_weights(config, settings.random_weights_seed)
+    return open_weights(directory, config)
+
+
+def _layout(name: str, digest: bytes, config: ModelConfig, dtype: KvDtype) -> KvLayout:
+    group = LayerGroup(GroupKind.FULL, config.num_layers, config.num_kv_heads, config.head_size)
+    return KvLayout(name, digest, (group,), dtype)
+
+
+def _num_blocks(settings: EngineSettings, config: ModelConfig, dtype: KvDtype, max_context: int) -> int:
+    """Blocks of the pool, once it is certain that they fit beside the weights."""
+    # The head is counted apart from the embeddings: packed, it is a copy even where the two are tied.
+    parameters = num_parameters(config) + config.vocab_size * config.hidden_size * config.tied_embeddings
+    need = Need(parameters * dtype.itemsize, settings.num_blocks, settings.memory_bytes)
+    layout = _layout(settings.model_path, b"", config, dtype)
+    available = available_bytes(settings.device)
+    return fitted_blocks(need, layout, settings.block_tokens, max_context, available)

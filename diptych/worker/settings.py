@@ -1,0 +1,39 @@
+"""What every worker with an engine is told at its start."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from diptych.engine.catalog import DEFAULT, ModelRef
+from diptych.engine.settings import EngineSettings, Profile
+from diptych.rpc.settings import ServiceSettings
+
+
+class WorkerSettings(ServiceSettings):
+    """Flags, `DIPTYCH_*`, defaults; in this order."""
+
+    model: str = Field(DEFAULT, min_length=1, description="name, directory, hub id, .gguf file, or toy")
+    model_name: str = Field("", description="the name clients ask for; empty: the model's own")
+    profile: Literal["fast", "exact"] = "fast"
+    device: str = "cpu"
+    threads: int = Field(1, ge=1, le=256, description="CPU threads of the engine")
+    num_blocks: int | None = Field(None, ge=1, description="blocks in the KV pool; empty: as memory allows")
+    block_tokens: int = Field(16, ge=1, le=256, description="tokens in a block of the pool")
+    max_context: int | None = Field(None, ge=2, description="positions of a request; empty: the model's own")
+    channel: Literal["grpc"] = Field("grpc", description="how KV crosses")
+    toy_step_delay_s: float = Field(0.0, ge=0, le=60, description="how long a step of the toy model takes")
+
+    def engine_settings(self, model: ModelRef) -> EngineSettings:
+        """What the engine process needs of it."""
+        return EngineSettings(
+            model_path=str(model.path),
+            profile=Profile(self.profile),
+            device=self.device,
+            num_blocks=self.num_blocks,
+            block_tokens=self.block_tokens,
+            threads=self.threads,
+            max_context=self.max_context,
+            toy_step_delay_s=self.toy_step_delay_s,
+        )

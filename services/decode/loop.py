@@ -1,0 +1,201 @@
+"""The engine process of a decode worker (hands): mailbox, brain, runner and channel, one turn a step.
+
+messages ─▶ brain      ended reads ─▶ digest of our copy ─▶ brain ─▶ unpack
+plan ─▶ run ─▶ commit  effects ─▶ new reads, and one batch to the I/O process
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+
+from diptych.domain.blocks import BlockPool
+from diptych.domain.engine_report import EngineLoad, EngineReady, FailureInfo
+from diptych.domain.errors import DigestMismatch, PeerError, TransferFailed
+from diptych.domain.holding import KvPools
+from diptych.domain.plan import StepPlan
+from diptych.domain.ports import KvChannel, MemorySpan, Read, Runner
+from diptych.domain.slots import SlotRing
+from diptych.engine.host import IDLE_S, host_engine, idle_timeout
+from diptych.engine.mailbox import Mailbox
+from diptych.engine.memory import allocate
+from diptych.engine.open import open_runner
+from diptych.engine.settings import EngineSettings
+from diptych.transfer.open import open_channel
+from services.decode.admission import DecodeSettings
+from services.decode.effects import Effects, ReadKey, StartRead
+from services.decode.handoffs import Handoffs, HandoffSettings
+from services.decode.messages import DecodeInbox, DecodeOutbox
+from services.decode.scheduler import DecodeScheduler
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """All that the engine process is told."""
+
+    engine: EngineSettings
+    handoff: HandoffSettings
+    eos_ids: list[int]
+    tokenizer_digest: bytes
+    colocated: bool
+    threshold_tokens: int
+    max_batch: int
+    itl_slack: float
+    pool_share: float
+    channel: str
+    kv_host: str
+    num_landing_slots: int
+
+
+class DecodeLoop:
+    """See the module. `channel` is None on a colocated worker, which reads from nobody."""
+
+    def __init__(self, mailbox: Mailbox[DecodeInbox], runner: Runner, settings: LoopSettings) -> None:
+        self._mailbox = mailbox
+        self._runner = runner
+        self._channel: KvChannel = open_channel(settings.channel, settings.kv_host, 0)
+        self._pools = KvPools([BlockPool(n, runner.block_tokens) for n in runner.num_blocks])
+        slot_bytes = runner.layout.chunk_bytes()
+        self._ring: SlotRing[ReadKey] = SlotRing(settings.num_landing_slots, slot_bytes)
+        self._arena: MemorySpan = allocate(self._ring.num_bytes)
+        self._handoffs = Handoffs(runner.layout, self._ring, settings.handoff)
+        self._scheduler = DecodeScheduler(
+            runner.layout, self._pools, self._handoffs, _decode_settings(settings, runner)
+        )
+        self._reads: dict[ReadKey, tuple[StartRead, Read]] = {}
+        self._num_tokens = 0
+        self._told_at = 0.0
+        self._runnable = False
+
+    def turn(self) -> None:
+        timeout_s = idle_timeout(self._runnable, self._scheduler.next_deadline())
+        for inbox in self._mailbox.receive(timeout_s):
+            self._accept(inbox)
+        self._end_reads()
+        plan = self._scheduler.plan(time.monotonic())
+        self._runnable = bool(plan.steps)
+        if plan.steps:
+            self._run(plan)
+        self._perform(self._scheduler.take_effects())
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def announce(self) -> None:
+        """Says that the engine can take requests."""
+        ready = EngineReady(
+            self._runner.layout.model, self._runner.layout.fingerprint, self._channel.kind, "",
+            self._runner.max_context, self._runner.vocab_size, self._pools.total_tokens,
+        )  # fmt: skip
+        self._mailbox.send(DecodeOutbox(ready=ready, load=self._load()))
+
+    def _accept(self, inbox: DecodeInbox) -> None:
+        now = time.monotonic()
+        scheduler = self._scheduler
+        for surroundings in inbox.surroundings:
+            scheduler.surroundings(surroundings)
+        for submit in inbox.submits:
+            scheduler.submit(submit, now)
+        for begin in inbox.begins:
+            scheduler.begin(begin, now)
+        for chunk in inbox.chunks:
+            scheduler.chunk_ready(chunk, now)
+        for manifest in inbox.manifests:
+            scheduler.manifest(manifest, now)
+        for alive in inbox.alive:
+            scheduler.attempt_alive(alive.request_id, alive.attempt, now)
+        for failed in inbox.failures:
+            scheduler.attempt_failed(failed.request_id, failed.attempt, failed.kind, failed.message)
+        for request_id in inbox.unposted:
+            scheduler.job_unposted(request_id)
+        for cancel in inbox.cancels:
+            scheduler.cancel(cancel, now)
+        if inbox.drop_cache:
+            self._pools.drop_cache()
+
+    def _run(self, plan: StepPlan) -> None:
+        started = time.perf_counter()
+        outcome = self._runner.run(plan)
+        self._scheduler.commit(plan, outcome, time.perf_counter() - started, time.monotonic())
+
+    def _end_reads(self) -> None:
+        for key in [key for key, (_, read) in self._reads.items() if read.done]:
+            start, read = self._reads.pop(key)
+            span = self._span(start)
+            error = read.error
+            if error is None and self._runner.digest(span) != start.digest:
+                error = DigestMismatch(f"chunk {key.index} of {key.request_id} is not what was announced")
+            self._read_ended(key, span, error)
+
+    def _read_ended(self, key: ReadKey, span: MemorySpan, error: PeerError | None) -> None:
+        unpack = self._scheduler.read_ended(key, error, time.monotonic())
+        if unpack is not None:
+            self._runner.unpack(span, unpack.tables, unpack.start, unpack.num_tokens)
+            self._scheduler.unpacked(key, self._channel.kind, time.monotonic())
+
+    def _perform(self, effects: Effects) -> None:
+        for start in effects.reads:
+            self._start_read(start)
+        for key in effects.stop_reads:
+            if key in self._reads:
+                self._reads[key][1].cancel()
+        self._num_tokens += sum(len(out.tokens) for out in effects.tokens)
+        now = time.monotonic()
+        load = self._load() if now - self._told_at >= IDLE_S / 2 else None
+        outbox = DecodeOutbox(
+            None, effects.tokens, effects.begins, effects.posts, effects.withdrawals,
+            effects.chunks_done, effects.ended, load,
+        )  # fmt: skip
+        if load or any((outbox.tokens, outbox.begins, outbox.posts, outbox.withdrawals,
+                        outbox.chunks_done, outbox.ended)):  # fmt: skip
+            self._mailbox.send(outbox)
+            self._told_at = now if load else self._told_at
+
+    def _start_read(self, start: StartRead) -> None:
+        try:
+            read = self._channel.read(start.piece, self._span(start), start.timeout_s, self._mailbox.wake)
+        except (PeerError, ValueError) as error:
+            self._read_ended(start.key, self._span(start), TransferFailed(str(error)))
+            self._mailbox.wake()
+            return
+        self._reads[start.key] = (start, read)
+
+    def _span(self, start: StartRead) -> MemorySpan:
+        return self._arena.slice(start.slot.offset, start.piece.num_bytes)
+
+    def _load(self) -> EngineLoad:
+        audit, slots = self._pools.audit()[0], self._ring.audit()
+        scheduler = self._scheduler
+        return EngineLoad(
+            scheduler.num_active, scheduler.num_waiting, audit.free, audit.cached, audit.owned, audit.total,
+            slots.taken, slots.total, self._num_tokens, scheduler.pace.decode_step_s, 0.0,
+            dict(scheduler.counters + self._handoffs.counters),
+        )  # fmt: skip
+
+
+def _decode_settings(settings: LoopSettings, runner: Runner) -> DecodeSettings:
+    return DecodeSettings(
+        max_context=runner.max_context,
+        eos_ids=frozenset(settings.eos_ids),
+        tokenizer_digest=settings.tokenizer_digest,
+        colocated=settings.colocated,
+        threshold_tokens=settings.threshold_tokens,
+        max_batch=settings.max_batch,
+        itl_slack=settings.itl_slack,
+        pool_share=settings.pool_share,
+    )
+
+
+def _open(settings: LoopSettings, mailbox: Mailbox[DecodeInbox]) -> DecodeLoop:
+    loop = DecodeLoop(mailbox, open_runner(settings.engine), settings)
+    loop.announce()
+    return loop
+
+
+def _failed(failure: FailureInfo) -> DecodeOutbox:
+    return DecodeOutbox(ready=EngineReady(error=failure))
+
+
+if __name__ == "__main__":
+    sys.exit(host_engine(LoopSettings, DecodeInbox, _open, _failed))

@@ -1,0 +1,201 @@
+"""What the two processes of a decode worker tell each other: one batch each way a step, as MessagePack.
+
+The lists of an inbox are taken in the order of its fields, so that a cancel overtakes nothing of its own request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from diptych.domain.engine_report import EngineLoad, EngineReady, FailureInfo
+from diptych.domain.ids import Attempt, RequestId, WorkerId
+from diptych.domain.ports import RemotePiece
+from diptych.domain.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A request with all its tokens: prompt first, then `num_output` tokens that the client already has."""
+
+    request_id: RequestId
+    tenant: str
+    cache_salt: str
+    tokens: list[int]
+    num_output: int
+    params: SamplingParams
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Nobody wants more of it: the caller gave up, or a stop string ended its text."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class BeginAsked:
+    ticket: int
+    request_id: RequestId
+    prefill_worker: WorkerId
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkReady:
+    request_id: RequestId
+    attempt: Attempt
+    index: int
+    start: int
+    num_tokens: int
+    piece: RemotePiece
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestReceived:
+    request_id: RequestId
+    attempt: Attempt
+    num_chunks: int
+    num_tokens: int
+    fingerprint: str
+    first_token: int
+    prefill_s: float
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    """`kind` is a class of the error tree."""
+
+    request_id: RequestId
+    attempt: Attempt
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptAlive:
+    request_id: RequestId
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the I/O process knows of the world: is there anybody to prefill, and a bus to ask them on."""
+
+    num_prefill_workers: int
+    store_available: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeInbox:
+    surroundings: list[Surroundings] = field(default_factory=list)
+    submits: list[Submit] = field(default_factory=list)
+    begins: list[BeginAsked] = field(default_factory=list)
+    chunks: list[ChunkReady] = field(default_factory=list)
+    manifests: list[ManifestReceived] = field(default_factory=list)
+    alive: list[AttemptAlive] = field(default_factory=list)
+    failures: list[AttemptFailed] = field(default_factory=list)
+    unposted: list[RequestId] = field(default_factory=list)
+    """Jobs that the bus did not take."""
+    cancels: list[Cancel] = field(default_factory=list)
+    drop_cache: list[bool] = field(default_factory=list)
+    """Not empty: forget cached prefixes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrailInfo:
+    """Where a request's time went, as the engine saw it. Durations in seconds."""
+
+    prefill_worker: str
+    path: str
+    path_reason: str
+    attempts: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_chunks: int
+    kv_bytes: int
+    channel: str
+    queue_s: float
+    prefill_s: float
+    handoff_s: float
+    exposed_s: float
+    decode_s: float
+    ttft_s: float
+    num_preempted: int
+    fallbacks: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class FinishInfo:
+    """`reason` is "stop", "length", "abort" or "error"."""
+
+    reason: str
+    trail: TrailInfo
+    failure: FailureInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokensOut:
+    """One request's part of a step. `index` is the output position of its first token."""
+
+    request_id: RequestId
+    index: int
+    tokens: list[int]
+    finish: FinishInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeginAnswer:
+    ticket: int
+    attempt: Attempt = Attempt(0)
+    tokens: list[int] = field(default_factory=list)
+    params: SamplingParams | None = None
+    banned: list[int] = field(default_factory=list)
+    num_held: int = 0
+    cache_root: bytes = b""
+    timeout_s: float = 0.0
+    refusal: FailureInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobPosted:
+    request_id: RequestId
+    num_tokens: int
+    num_held: int
+    priority: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobWithdrawn:
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkDone:
+    request_id: RequestId
+    attempt: Attempt
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnded:
+    """`reason` is empty when every chunk landed."""
+
+    request_id: RequestId
+    attempt: Attempt
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeOutbox:
+    ready: EngineReady | None = None
+    tokens: list[TokensOut] = field(default_factory=list)
+    begins: list[BeginAnswer] = field(default_factory=list)
+    posts: list[JobPosted] = field(default_factory=list)
+    withdrawals: list[JobWithdrawn] = field(default_factory=list)
+    chunks_done: list[ChunkDone] = field(default_factory=list)
+    ended: list[AttemptEnded] = field(default_factory=list)
+    load: EngineLoad | None = None

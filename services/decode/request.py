@@ -1,0 +1,120 @@
+"""One request as the decode brain keeps it: its tokens, its blocks, and what its life has cost so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from diptych.domain.hashing import extend_chain
+from diptych.domain.holding import Holding
+from diptych.domain.ids import Attempt, BlockHash
+from diptych.domain.lifecycle import DecodeEvent, DecodeState, advance_decode
+from diptych.domain.sampling import SamplingParams
+from services.decode.messages import FinishInfo, Submit, TrailInfo
+
+
+@dataclass(slots=True)
+class Costs:
+    """Stamps and counts for the trail. Stamps are the engine's monotonic clock, in seconds."""
+
+    submitted_at: float
+    started_at: float = 0.0
+    first_token_at: float = 0.0
+    last_token_at: float = 0.0
+    prefill_worker: str = ""
+    path: str = ""
+    path_reason: str = ""
+    channel: str = ""
+    num_chunks: int = 0
+    kv_bytes: int = 0
+    prefill_s: float = 0.0
+    handoff_s: float = 0.0
+    exposed_s: float = 0.0
+    num_cached_tokens: int = 0
+    num_preempted: int = 0
+    num_losses: int = 0
+    fallbacks: dict[str, int] = field(default_factory=dict)
+
+
+class DecodeRequest:
+    """A live request. Whoever holds `holding` owns those blocks; the scheduler alone changes `state`."""
+
+    __slots__ = (
+        "arrival", "attempt", "costs", "first_cause", "hashes", "holding", "num_computed", "num_given",
+        "num_prompt", "params", "priority", "request_id", "root", "state", "tokens",
+    )  # fmt: skip
+
+    def __init__(self, message: Submit, root: BlockHash, arrival: int, now: float) -> None:
+        self.request_id = message.request_id
+        self.tokens = list(message.tokens)
+        self.num_prompt = len(message.tokens) - message.num_output
+        self.num_given = message.num_output
+        self.params: SamplingParams = message.params
+        self.priority = message.priority
+        self.arrival = arrival
+        self.root = root
+        self.hashes: list[BlockHash] = []
+        self.state = DecodeState.ADMITTED
+        self.holding: Holding | None = None
+        self.num_computed = 0
+        self.attempt = Attempt(0)
+        self.first_cause = ""
+        self.costs = Costs(submitted_at=now)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Who comes first: lower priority numbers, then earlier arrival."""
+        return (self.priority, self.arrival)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    def advance(self, event: DecodeEvent) -> None:
+        self.state = advance_decode(self.state, event)
+
+    def extend_hashes(self, block_tokens: int) -> None:
+        """Names the full blocks of all tokens so far."""
+        parent = self.hashes[-1] if self.hashes else self.root
+        for end in range((len(self.hashes) + 1) * block_tokens, len(self.tokens) + 1, block_tokens):
+            parent = extend_chain(parent, self.tokens[end - block_tokens : end])
+            self.hashes.append(parent)
+
+    def banned(self, eos_ids: frozenset[int]) -> tuple[int, ...]:
+        """Ids that may not be drawn next."""
+        if self.num_output >= self.params.min_tokens:
+            return ()
+        return tuple(sorted(eos_ids | set(self.params.stop_token_ids)))
+
+    def finish_reason(self, eos_ids: frozenset[int]) -> str:
+        """Why the last token ends the request, or empty."""
+        last = self.tokens[-1]
+        if self.num_output >= self.params.min_tokens:
+            if last in self.params.stop_token_ids or (last in eos_ids and not self.params.ignore_eos):
+                return "stop"
+        return "length" if self.num_output >= self.params.max_tokens else ""
+
+    def trail(self, now: float) -> TrailInfo:
+        costs = self.costs
+        first, last = costs.first_token_at, costs.last_token_at
+        return TrailInfo(
+            prefill_worker=costs.prefill_worker,
+            path=costs.path,
+            path_reason=costs.path_reason,
+            attempts=self.attempt,
+            num_prompt_tokens=self.num_prompt,
+            num_cached_tokens=costs.num_cached_tokens,
+            num_chunks=costs.num_chunks,
+            kv_bytes=costs.kv_bytes,
+            channel=costs.channel,
+            queue_s=(costs.started_at or now) - costs.submitted_at,
+            prefill_s=costs.prefill_s,
+            handoff_s=costs.handoff_s,
+            exposed_s=costs.exposed_s,
+            decode_s=last - first if first else 0.0,
+            ttft_s=(first or now) - costs.submitted_at,
+            num_preempted=costs.num_preempted,
+            fallbacks=dict(costs.fallbacks),
+        )
+
+    def finish(self, reason: str, now: float) -> FinishInfo:
+        return FinishInfo(reason, self.trail(now))

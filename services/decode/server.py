@@ -1,0 +1,190 @@
+"""The gRPC face of a decode worker: sessions of routers, `Begin` and hand-offs of prefill workers, inspection."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from diptych.domain.errors import DiptychError, LayoutMismatch, PeerLost, Stale
+from diptych.domain.ids import RequestId
+from diptych.domain.layout import WIRE_VERSION
+from diptych.rpc.inspection import status_message
+from diptych.rpc.kv_codec import piece_from_proto
+from diptych.rpc.params import params_to_proto
+from diptych.v1 import decode_pb2, decode_pb2_grpc, worker_pb2, worker_pb2_grpc
+from services.decode.attempts import AttemptStream, check_open
+from services.decode.messages import AttemptAlive, AttemptFailed, ChunkReady, ManifestReceived
+from services.decode.sessions import RouterSession, check_hello
+from services.decode.worker import DecodeWorker
+
+HEARTBEAT_S = 0.25
+SILENCE_S = 5.0
+"""A router that says nothing for so long has stopped, though its stream may be open."""
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class DecodeServicer(decode_pb2_grpc.DecodeServicer):
+    def __init__(self, worker: DecodeWorker) -> None:
+        self._worker = worker
+
+    async def Session(  # noqa: N802
+        self, request_iterator: AsyncIterator[decode_pb2.SessionRequest], context: Context
+    ) -> AsyncIterator[decode_pb2.SessionResponse]:
+        hello = check_hello(await _first(request_iterator), self._worker.worker_id, self._worker.epoch)
+        session = self._worker.open_session(hello.router_id)
+        reader = asyncio.create_task(self._read_session(session, request_iterator), name="session reader")
+        try:
+            yield decode_pb2.SessionResponse(
+                welcome=decode_pb2.SessionWelcome(
+                    worker_id=self._worker.worker_id, worker_epoch=self._worker.epoch
+                )
+            )
+            while (response := await session.next(HEARTBEAT_S)) is not None:
+                yield response
+            if reader.done():
+                reader.result()
+        finally:
+            reader.cancel()
+            await asyncio.wait({reader})
+            self._worker.close_session(session)
+
+    async def Begin(self, request: decode_pb2.BeginRequest, context: Context) -> decode_pb2.BeginResponse:  # noqa: N802
+        if request.wire_version != WIRE_VERSION:
+            raise LayoutMismatch(f"wire version {request.wire_version}, ours is {WIRE_VERSION}")
+        if request.decode_epoch != self._worker.epoch:
+            raise Stale(f"epoch {request.decode_epoch} is not this process")
+        begun = await self._worker.begin(request)
+        return decode_pb2.BeginResponse(
+            attempt=begun.attempt,
+            tokens=begun.tokens,
+            params=params_to_proto(begun.params) if begun.params else None,
+            banned=begun.banned,
+            num_held=begun.num_held,
+            cache_root=begun.cache_root,
+            timeout_s=begun.timeout_s,
+        )
+
+    async def Handoff(  # noqa: N802
+        self, request_iterator: AsyncIterator[decode_pb2.HandoffRequest], context: Context
+    ) -> AsyncIterator[decode_pb2.HandoffResponse]:
+        stream = self._worker.streams.open(check_open(await _first(request_iterator), self._worker.epoch))
+        reader = asyncio.create_task(self._read_handoff(stream, request_iterator), name="hand-off reader")
+        try:
+            while True:
+                response = await stream.next()
+                yield response
+                if response.WhichOneof("body") != "released":
+                    return
+        finally:
+            reader.cancel()
+            await asyncio.wait({reader})
+            self._worker.streams.close(stream)
+            if not stream.ended:
+                self._lost(stream, "PeerLost", "the hand-off's stream broke")
+
+    async def _read_session(
+        self, session: RouterSession, requests: AsyncIterator[decode_pb2.SessionRequest]
+    ) -> None:
+        try:
+            while True:
+                async with asyncio.timeout(SILENCE_S):
+                    self._take(session, await anext(requests))
+        except (StopAsyncIteration, TimeoutError, grpc.RpcError):
+            pass
+        finally:
+            session.close()
+
+    def _take(self, session: RouterSession, request: decode_pb2.SessionRequest) -> None:
+        match request.WhichOneof("body"):
+            case "submit":
+                whole = session.assemble(request.submit)
+            case "piece":
+                whole = session.add_piece(request.piece)
+            case "cancel":
+                request_id = RequestId(request.cancel.request_id)
+                dropped = session.drop_assembly(request_id)
+                if request_id in session.requests:
+                    self._worker.cancel(request_id)
+                elif dropped is not None:
+                    self._worker.abort_unsubmitted(session, request_id)
+                return
+            case _:
+                return
+        if whole is not None:
+            self._worker.submit(session, whole)
+
+    async def _read_handoff(
+        self, stream: AttemptStream, requests: AsyncIterator[decode_pb2.HandoffRequest]
+    ) -> None:
+        try:
+            async for request in requests:
+                self._take_handoff(stream, request)
+        except DiptychError as error:
+            self._lost(stream, type(error).__name__, str(error))
+        except grpc.RpcError as error:
+            self._lost(stream, "PeerLost", str(error))
+        else:
+            if not stream.ended:
+                self._lost(stream, "PeerLost", "the hand-off's stream ended early")
+
+    def _take_handoff(self, stream: AttemptStream, request: decode_pb2.HandoffRequest) -> None:
+        request_id, attempt = stream.key
+        inbox = self._worker.inbox
+        match request.WhichOneof("body"):
+            case "chunk":
+                chunk = request.chunk
+                inbox.chunks.append(
+                    ChunkReady(
+                        request_id, attempt, chunk.index, chunk.start, chunk.num_tokens,
+                        piece_from_proto(chunk.piece), chunk.digest,
+                    )
+                )  # fmt: skip
+            case "manifest":
+                manifest = request.manifest
+                inbox.manifests.append(
+                    ManifestReceived(
+                        request_id, attempt, manifest.num_chunks, manifest.num_tokens, manifest.fingerprint,
+                        manifest.first_token, manifest.prefill_s, manifest.num_cached_tokens,
+                    )
+                )  # fmt: skip
+            case "failed":
+                failure = request.failed.failure
+                self._lost(stream, failure.kind, failure.message)
+            case _:
+                inbox.alive.append(AttemptAlive(request_id, attempt))
+
+    def _lost(self, stream: AttemptStream, kind: str, message: str) -> None:
+        self._worker.inbox.failures.append(AttemptFailed(*stream.key, kind, message))
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServicer):
+    def __init__(self, worker: DecodeWorker, role: worker_pb2.Role.ValueType) -> None:
+        self._worker = worker
+        self._role = role
+        self.address = ""
+
+    async def Inspect(self, request: worker_pb2.InspectRequest, context: Context) -> worker_pb2.WorkerStatus:  # noqa: N802
+        worker = self._worker
+        return status_message(
+            worker.worker_id, self._role, worker.epoch, self.address, worker.ready, worker.load, os.getpid()
+        )
+
+    async def DropCache(  # noqa: N802
+        self, request: worker_pb2.DropCacheRequest, context: Context
+    ) -> worker_pb2.DropCacheResponse:
+        num_dropped = self._worker.load.blocks_cached
+        self._worker.inbox.drop_cache.append(True)
+        return worker_pb2.DropCacheResponse(num_dropped=num_dropped)
+
+
+async def _first(requests: AsyncIterator[Any]) -> Any:
+    try:
+        async with asyncio.timeout(SILENCE_S):
+            return await anext(requests)
+    except (StopAsyncIteration, TimeoutError):
+        raise PeerLost("the stream ended before its first message") from None

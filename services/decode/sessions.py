@@ -1,0 +1,103 @@
+"""The streams of routers on this worker.
+
+    SessionHello ─▶ welcome     Submit (+ pieces) ─▶ engine     engine step ─▶ one message a session
+
+A session owns its requests: when it ends, they are cancelled. It is ended when its router goes silent, and when its
+outgoing queue grows past a bound (the router has stopped reading).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from diptych.domain.errors import InvalidField, LayoutMismatch, Stale
+from diptych.domain.ids import Epoch, RequestId, WorkerId
+from diptych.domain.layout import WIRE_VERSION
+from diptych.v1 import decode_pb2
+
+MAX_QUEUED = 4096
+"""Messages that a router may lag behind: a message is a step of the engine."""
+
+
+class RouterSession:
+    """One router's stream: what is to be sent, and whose requests they are."""
+
+    def __init__(self, router_id: str) -> None:
+        self.router_id = router_id
+        self.requests: set[RequestId] = set()
+        self._queue: asyncio.Queue[decode_pb2.SessionResponse | None] = asyncio.Queue()
+        self._assembly: dict[RequestId, Assembly] = {}
+
+    def send(self, deltas: Iterable[decode_pb2.Delta]) -> None:
+        """Queues one message. A router that has stopped reading is given up."""
+        if self._queue.qsize() >= MAX_QUEUED:
+            self.close()
+            return
+        self._queue.put_nowait(decode_pb2.SessionResponse(deltas=deltas))
+
+    def close(self) -> None:
+        self._queue.put_nowait(None)
+
+    async def next(self, idle_s: float) -> decode_pb2.SessionResponse | None:
+        """The next message, an empty one after `idle_s` seconds without; None at the end."""
+        try:
+            async with asyncio.timeout(idle_s):
+                return await self._queue.get()
+        except TimeoutError:
+            return decode_pb2.SessionResponse()
+
+    def assemble(self, submit: decode_pb2.Submit) -> Assembly | None:
+        """A new request; the assembly when all its tokens are here already."""
+        request_id = RequestId(submit.request_id)
+        if not request_id:
+            raise InvalidField("request_id", "is empty")
+        assembly = Assembly(submit, list(submit.tokens))
+        self._assembly[request_id] = assembly
+        return self._whole(request_id)
+
+    def add_piece(self, piece: decode_pb2.PromptPiece) -> Assembly | None:
+        """More tokens of a request; the assembly when it is whole. Pieces of unknown requests are dropped: they
+        were cancelled meanwhile."""
+        request_id = RequestId(piece.request_id)
+        assembly = self._assembly.get(request_id)
+        if assembly is None:
+            return None
+        if piece.offset != len(assembly.tokens):
+            raise InvalidField("piece.offset", f"is {piece.offset}, {len(assembly.tokens)} comes next")
+        assembly.tokens.extend(piece.tokens)
+        return self._whole(request_id)
+
+    def drop_assembly(self, request_id: RequestId) -> Assembly | None:
+        """Forgets an unfinished submission."""
+        return self._assembly.pop(request_id, None)
+
+    def _whole(self, request_id: RequestId) -> Assembly | None:
+        assembly = self._assembly[request_id]
+        if len(assembly.tokens) < assembly.submit.num_tokens:
+            return None
+        del self._assembly[request_id]
+        return assembly
+
+
+@dataclass(slots=True)
+class Assembly:
+    """A submission whose prompt comes in pieces."""
+
+    submit: decode_pb2.Submit
+    tokens: list[int] = field(default_factory=list)
+
+
+def check_hello(
+    message: decode_pb2.SessionRequest, worker_id: WorkerId, epoch: Epoch
+) -> decode_pb2.SessionHello:
+    """The first message of a session. Raises LayoutMismatch, Stale or InvalidField."""
+    if message.WhichOneof("body") != "hello":
+        raise InvalidField("hello", "must be the first message of a session")
+    hello = message.hello
+    if hello.wire_version != WIRE_VERSION:
+        raise LayoutMismatch(f"wire version {hello.wire_version}, ours is {WIRE_VERSION}")
+    if hello.worker_id != worker_id or hello.worker_epoch != epoch:
+        raise Stale(f"{hello.worker_id}@{hello.worker_epoch} is not this process")
+    return hello

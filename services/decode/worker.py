@@ -1,0 +1,299 @@
+"""The I/O process of a decode worker: joins sessions, hand-off streams, Redis and the engine process.
+
+One task reads the engine's outboxes and spreads them: tokens to sessions, answers to `Begin` calls, jobs to the bus,
+releases to hand-off streams. Everything that goes to the engine is collected into one inbox a turn of the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from itertools import count
+
+from redis.asyncio import Redis
+
+from diptych.domain.engine_report import EngineLoad, EngineReady
+from diptych.domain.errors import DiptychError, Draining, InvalidField, PeerLost, Stale, named_error
+from diptych.domain.ids import Attempt, Cell, Epoch, RequestId, Tenant, WorkerId
+from diptych.domain.ports import Region
+from diptych.domain.records import RequestRecord, Role, WorkerRecord
+from diptych.engine.process import Batch, EngineProcess
+from diptych.rpc.dial import Dialer
+from diptych.rpc.params import params_from_proto
+from diptych.store.bus import PrefillBus
+from diptych.store.membership import Membership
+from diptych.store.requests import RequestProjection
+from diptych.text.tokenizer import Tokenizer
+from diptych.v1 import common_pb2, decode_pb2
+from diptych.worker.service import checked_ready
+from services.decode.attempts import AttemptStreams
+from services.decode.config import DecodeServiceSettings
+from services.decode.jobs import JobBoard
+from services.decode.messages import (
+    BeginAnswer,
+    BeginAsked,
+    Cancel,
+    DecodeInbox,
+    DecodeOutbox,
+    Submit,
+    Surroundings,
+    TokensOut,
+)
+from services.decode.outputs import Output
+from services.decode.sessions import Assembly, RouterSession
+
+LOOK_S = 0.1
+BEGIN_TIMEOUT_S = 10.0
+
+
+class DecodeWorker:
+    """See the module. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        settings: DecodeServiceSettings,
+        worker_id: WorkerId,
+        epoch: Epoch,
+        engine: EngineProcess[DecodeOutbox],
+        tokenizer: Tokenizer,
+    ) -> None:
+        self.worker_id = worker_id
+        self.epoch = epoch
+        self.ready: EngineReady = EngineReady()
+        self.load = EngineLoad(0, 0, 0, 0, 0, 0, 0, 0)
+        self.heard_at = 0.0
+        self.streams = AttemptStreams()
+        self._settings = settings
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._batch: Batch[DecodeInbox] = Batch(engine, DecodeInbox)
+        self._outputs: dict[RequestId, tuple[Output, RouterSession]] = {}
+        self._sessions: set[RouterSession] = set()
+        self._begins: dict[int, asyncio.Future[BeginAnswer]] = {}
+        self._tickets = count(1)
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._board: JobBoard | None = None
+        self._membership: Membership | None = None
+
+    @property
+    def inbox(self) -> DecodeInbox:
+        """What goes to the engine next."""
+        return self._batch.open()
+
+    @property
+    def num_live(self) -> int:
+        return len(self._outputs)
+
+    async def start(self) -> None:
+        """Starts the engine and waits until it is ready. Raises the error that kept it from starting."""
+        await self._engine.start()
+        first = await self._engine.receive()
+        self.ready = checked_ready(first.ready)
+        self.load = first.load or self.load
+        self.heard_at = time.monotonic()
+
+    def join(self, redis: Redis, membership: Membership, dialer: Dialer) -> None:
+        """The store has been reached."""
+        shard, cell = self._settings.shard, Cell(self._settings.cell)
+        self._membership = membership
+        self._board = JobBoard(
+            PrefillBus(redis, shard, cell), RequestProjection(redis, shard), self.worker_id, self.epoch,
+            lambda request_id: self.inbox.unposted.append(request_id),
+        )  # fmt: skip
+
+    async def run(self) -> None:
+        """Spreads the engine's outboxes until it ends. Raises PeerLost then."""
+        looking = asyncio.create_task(self._look_around(), name="surroundings")
+        try:
+            while True:
+                outbox = await self._engine.receive()
+                self.heard_at = time.monotonic()
+                self._spread(outbox)
+        finally:
+            looking.cancel()
+            await asyncio.wait({looking})
+
+    async def stop(self) -> None:
+        """Ends store writes and the engine."""
+        if self._board is not None:
+            await self._board.close()
+        await self._engine.stop()
+
+    def knows_source(self, worker_id: WorkerId, region: Region) -> bool:
+        """Whether a registered worker of that name serves this region: nothing else is read."""
+        peer = self._membership.peer(worker_id) if self._membership else None
+        return peer is not None and any(
+            (channel.kind, channel.address) == (region.kind, region.address) for channel in peer.channels
+        )
+
+    def open_session(self, router_id: str) -> RouterSession:
+        session = RouterSession(router_id)
+        self._sessions.add(session)
+        if self._draining:
+            session.close()
+        return session
+
+    def close_session(self, session: RouterSession) -> None:
+        """A router is gone: so are its requests."""
+        self._sessions.discard(session)
+        for request_id in list(session.requests):
+            self.cancel(request_id)
+            self._outputs.pop(request_id, None)
+        session.requests.clear()
+
+    def drain(self) -> None:
+        """From now on takes no new request, and ends each session with its last one."""
+        if not self._outputs:
+            self._idle.set()
+        self._draining = True
+        for session in self._sessions:
+            if not session.requests:
+                session.close()
+
+    async def drained(self) -> None:
+        """Returns when no request is left and every session has closed."""
+        await self._idle.wait()
+
+    def submit(self, session: RouterSession, whole: Assembly) -> None:
+        """Gives a request to the engine, or refuses it with a last delta."""
+        try:
+            self._submit(session, whole)
+        except DiptychError as error:
+            session.send([refusal(RequestId(whole.submit.request_id), error)])
+
+    def cancel(self, request_id: RequestId) -> None:
+        self.inbox.cancels.append(Cancel(request_id))
+
+    def abort_unsubmitted(self, session: RouterSession, request_id: RequestId) -> None:
+        """Ends a request that was cancelled before all of its prompt had come."""
+        finish = common_pb2.Finish(reason=common_pb2.FINISH_REASON_ABORT)
+        session.send([decode_pb2.Delta(request_id=request_id, finish=finish)])
+
+    async def begin(self, request: decode_pb2.BeginRequest) -> BeginAnswer:
+        """Asks the engine about a prefill worker's `Begin`. Raises its refusal."""
+        ticket = next(self._tickets)
+        answer: asyncio.Future[BeginAnswer] = asyncio.get_running_loop().create_future()
+        self._begins[ticket] = answer
+        try:
+            self.inbox.begins.append(
+                BeginAsked(
+                    ticket,
+                    RequestId(request.request_id),
+                    WorkerId(request.prefill_worker),
+                    request.fingerprint,
+                )
+            )
+            async with asyncio.timeout(BEGIN_TIMEOUT_S):
+                begun = await answer
+        except TimeoutError:
+            raise PeerLost("the engine did not answer in time") from None
+        finally:
+            del self._begins[ticket]
+        if begun.refusal is not None:
+            raise named_error(begun.refusal.kind, begun.refusal.message)
+        if self._board is not None:
+            self._board.begun(RequestId(request.request_id))
+        return begun
+
+    async def _look_around(self) -> None:
+        """Tells the engine whether there is anybody to prefill, and a bus to ask them on."""
+        told = None
+        while self._membership is not None:
+            now = Surroundings(len(self._prefill_workers()), self._membership.available)
+            if now != told:
+                told = now
+                self.inbox.surroundings.append(now)
+            await asyncio.sleep(LOOK_S)
+
+    def _prefill_workers(self) -> list[WorkerRecord]:
+        peers = self._membership.peers(Role.PREFILL) if self._membership else ()
+        cell, fingerprint = self._settings.cell, self.ready.fingerprint
+        return [peer for peer in peers if peer.cell == cell and peer.fingerprint == fingerprint]
+
+    def _submit(self, session: RouterSession, whole: Assembly) -> None:
+        submit = whole.submit
+        request_id = RequestId(submit.request_id)
+        if self._draining:
+            raise Draining("this worker is leaving")
+        if request_id in self._outputs:
+            raise Stale(f"{request_id} is here already")
+        vocab_size = self.ready.vocab_size
+        params = params_from_proto(submit.params, vocab_size)
+        if len(whole.tokens) != submit.num_tokens or submit.num_output >= max(1, submit.num_tokens):
+            raise InvalidField("num_tokens", f"says {submit.num_tokens}, {len(whole.tokens)} came")
+        if max(whole.tokens) >= vocab_size:
+            raise InvalidField("tokens", f"{max(whole.tokens)} is past the vocabulary of {vocab_size}")
+        given = whole.tokens[len(whole.tokens) - submit.num_output :]
+        self._outputs[request_id] = (Output(self._tokenizer, params, given), session)
+        session.requests.add(request_id)
+        self.inbox.submits.append(
+            Submit(
+                request_id, submit.tenant, submit.cache_salt, whole.tokens, submit.num_output, params,
+                submit.priority,
+            )
+        )  # fmt: skip
+        if self._board is not None:
+            self._board.admitted(self._record(submit, len(whole.tokens) - submit.num_output))
+
+    def _record(self, submit: decode_pb2.Submit, num_prompt_tokens: int) -> RequestRecord:
+        return RequestRecord(
+            RequestId(submit.request_id), Tenant(submit.tenant), "admitted", self.worker_id, self.epoch,
+            Attempt(0), submit.placement or 1, 1, num_prompt_tokens,
+        )  # fmt: skip
+
+    def _spread(self, outbox: DecodeOutbox) -> None:
+        if outbox.load is not None:
+            self.load = outbox.load
+        self._spread_tokens(outbox.tokens)
+        for begun in outbox.begins:
+            waiting = self._begins.get(begun.ticket)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(begun)
+        for done in outbox.chunks_done:
+            self.streams.chunk_done(done)
+        for ended in outbox.ended:
+            self.streams.attempt_ended(ended)
+        if self._board is not None:
+            for posted in outbox.posts:
+                self._board.post(posted)
+            for withdrawn in outbox.withdrawals:
+                self._board.withdraw(withdrawn.request_id)
+
+    def _spread_tokens(self, tokens: list[TokensOut]) -> None:
+        by_session: dict[RouterSession, list[decode_pb2.Delta]] = defaultdict(list)
+        for out in tokens:
+            entry = self._outputs.get(out.request_id)
+            if entry is None:
+                self._end_projection(out)
+                continue
+            output, session = entry
+            was_stopped = output.stopped
+            delta = output.delta(out, self.worker_id)
+            if delta is not None:
+                by_session[session].append(delta)
+            if out.finish is not None:
+                del self._outputs[out.request_id]
+                session.requests.discard(out.request_id)
+                self._end_projection(out)
+            elif output.stopped and not was_stopped:
+                self.cancel(out.request_id)
+        for session, deltas in by_session.items():
+            session.send(deltas)
+            if self._draining and not session.requests:
+                session.close()
+        if self._draining and not self._outputs:
+            self._idle.set()
+
+    def _end_projection(self, out: TokensOut) -> None:
+        if self._board is not None and out.finish is not None:
+            num_output = out.index + len(out.tokens)
+            self._board.ended(out.request_id, "ended", num_output, out.finish.reason)
+
+
+def refusal(request_id: RequestId, error: DiptychError) -> decode_pb2.Delta:
+    """The only delta of a request that was not taken."""
+    failure = common_pb2.Failure(kind=type(error).__name__, message=str(error), retry=error.retry)
+    finish = common_pb2.Finish(reason=common_pb2.FINISH_REASON_ERROR, failure=failure)
+    return decode_pb2.Delta(request_id=request_id, finish=finish)

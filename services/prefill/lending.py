@@ -1,0 +1,141 @@
+"""Whole chunks between this worker and the cache services: offered when computed, borrowed when already there.
+
+Nothing here is needed for a correct answer. Every call has a short deadline, every failure is a miss that is counted,
+and a loan that is not given back ends by its lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from diptych.domain.errors import StoreUnavailable
+from diptych.domain.hashing import chunk_hashes
+from diptych.domain.ids import CHUNK_TOKENS, BlockHash, ChunkHash
+from diptych.domain.records import ChunkLocation, Role, WorkerRecord
+from diptych.rpc.chunks import CacheClient, Lent
+from diptych.store.directory import ChunkDirectory
+from diptych.store.membership import Membership
+from services.prefill.messages import AttemptKey, BorrowedChunk, ChunkAnnounced
+
+OFFER_TIMEOUT_S = 5.0
+LOOKUP_TIMEOUT_S = 0.25
+LEND_TIMEOUT_S = 0.25
+LEASE_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    address: str
+    lease_id: int
+
+
+class Lending:
+    """Belongs to one event loop."""
+
+    def __init__(
+        self, membership: Membership, directory: ChunkDirectory, client: CacheClient, fingerprint: str
+    ) -> None:
+        self._membership = membership
+        self._directory = directory
+        self._client = client
+        self._fingerprint = fingerprint
+        self._loans: dict[AttemptKey, list[Loan]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.counters: Counter[str] = Counter()
+
+    def offer(self, chunk: ChunkAnnounced, read: Callable[[], None]) -> None:
+        """Has a cache read a chunk; `read` is called when it is done with it, whatever came of it."""
+        caches = self._caches()
+        if not caches or not chunk.chunk_hash:
+            read()
+            return
+        cache = caches[int.from_bytes(chunk.chunk_hash[:8], "big") % len(caches)]
+        task = asyncio.create_task(self._offer(cache.rpc_address, chunk, read), name="offer chunk")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def borrow(self, key: AttemptKey, root: BlockHash, tokens: Sequence[int]) -> list[BorrowedChunk]:
+        """Leading whole chunks that caches lend. At least one token is left to compute."""
+        if len(tokens) <= CHUNK_TOKENS or not self._caches():
+            return []
+        names = chunk_hashes(root, tokens[:-1])
+        where = await self._locate(names)
+        borrowed: list[BorrowedChunk] = []
+        for index, name in enumerate(names):
+            lent = await self._lend(key, name, where.get(name, ()))
+            if lent is None:
+                break
+            borrowed.append(BorrowedChunk(index, lent.piece, lent.digest))
+        return borrowed
+
+    def give_back(self, key: AttemptKey) -> None:
+        """Ends all loans of an attempt, the tail first, so that the head is kept longest."""
+        loans = self._loans.pop(key, [])
+        if loans:
+            task = asyncio.create_task(self._give_back(loans), name="give chunks back")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Ends what is under way; caches end the loans themselves."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _caches(self) -> list[WorkerRecord]:
+        return sorted(self._membership.peers(Role.CACHE), key=lambda peer: peer.worker_id)
+
+    async def _offer(self, address: str, chunk: ChunkAnnounced, read: Callable[[], None]) -> None:
+        try:
+            offered = await self._client.offer(
+                address,
+                chunk_hash=ChunkHash(chunk.chunk_hash),
+                fingerprint=self._fingerprint,
+                num_tokens=chunk.num_tokens,
+                piece=chunk.piece,
+                digest=chunk.digest,
+                timeout_s=OFFER_TIMEOUT_S,
+            )
+            self.counters[f"offer_{offered.reason}"] += 1
+        finally:
+            read()
+
+    async def _locate(self, names: Sequence[ChunkHash]) -> dict[ChunkHash, tuple[ChunkLocation, ...]]:
+        alive = {(peer.worker_id, peer.epoch) for peer in self._caches()}
+        try:
+            async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+                return await self._directory.locate(names, alive)
+        except (StoreUnavailable, TimeoutError):
+            self.counters["borrow_no_directory"] += 1
+            return {}
+
+    async def _lend(
+        self, key: AttemptKey, name: ChunkHash, locations: Sequence[ChunkLocation]
+    ) -> Lent | None:
+        for location in locations:
+            peer = self._membership.peer(location.worker_id, location.epoch)
+            if peer is None:
+                continue
+            lent = await self._client.lend(
+                peer.rpc_address,
+                chunk_hash=name,
+                fingerprint=self._fingerprint,
+                lease_s=LEASE_S,
+                timeout_s=LEND_TIMEOUT_S,
+            )
+            if isinstance(lent, Lent):
+                self._loans.setdefault(key, []).append(Loan(peer.rpc_address, lent.lease_id))
+                if lent.num_tokens == CHUNK_TOKENS:
+                    self.counters["borrowed"] += 1
+                    return lent
+            else:
+                self.counters[f"borrow_{lent.reason}"] += 1
+        return None
+
+    async def _give_back(self, loans: Sequence[Loan]) -> None:
+        for loan in reversed(loans):
+            await self._client.give_back(loan.address, loan.lease_id, timeout_s=LEND_TIMEOUT_S)

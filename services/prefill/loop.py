@@ -1,0 +1,199 @@
+"""The engine process of a prefill worker (hands): mailbox, brain, runner and channel, one turn a step.
+
+messages ─▶ brain      borrowed chunks read ─▶ digest of our copy ─▶ brain ─▶ unpack
+plan ─▶ run ─▶ commit  computed chunks ─▶ pack into the send ring ─▶ announce
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+
+from diptych.domain.blocks import BlockPool
+from diptych.domain.engine_report import EngineLoad, EngineReady, FailureInfo
+from diptych.domain.errors import DigestMismatch, PeerError, TransferFailed
+from diptych.domain.holding import KvPools
+from diptych.domain.ids import CHUNK_TOKENS, RequestId
+from diptych.domain.plan import StepPlan
+from diptych.domain.ports import KvChannel, MemorySpan, Read, RemotePiece, Runner
+from diptych.domain.slots import SlotRing
+from diptych.engine.host import IDLE_S, host_engine, idle_timeout
+from diptych.engine.mailbox import Mailbox
+from diptych.engine.memory import allocate
+from diptych.engine.open import open_runner
+from diptych.engine.settings import EngineSettings
+from diptych.transfer.open import open_channel
+from services.prefill.messages import AttemptKey, ChunkAnnounced, PrefillInbox, PrefillOutbox
+from services.prefill.scheduler import Borrow, PrefillScheduler, PrefillSettings
+from services.prefill.sources import SourceKey, Sources
+
+BORROW_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """All that the engine process is told."""
+
+    engine: EngineSettings
+    channel: str
+    kv_host: str
+    kv_advertise_host: str
+    num_send_slots: int
+    num_landing_slots: int
+    lease_s: float
+    offer_chunks: bool
+
+
+class PrefillLoop:
+    """See the module."""
+
+    def __init__(self, mailbox: Mailbox[PrefillInbox], runner: Runner, settings: LoopSettings) -> None:
+        self._mailbox = mailbox
+        self._runner = runner
+        self._channel: KvChannel = open_channel(
+            settings.channel, settings.kv_host, 0, advertise_host=settings.kv_advertise_host
+        )
+        slot_bytes = runner.layout.chunk_bytes()
+        sending: SlotRing[SourceKey] = SlotRing(settings.num_send_slots, slot_bytes)
+        landing: SlotRing[AttemptKey] = SlotRing(settings.num_landing_slots, slot_bytes)
+        self._rings = (sending, landing)
+        self._send_arena = allocate(sending.num_bytes)
+        self._landing_arena = allocate(landing.num_bytes)
+        self._region = self._channel.register(self._send_arena)
+        self._pools = KvPools([BlockPool(n, runner.block_tokens) for n in runner.num_blocks])
+        self._scheduler = PrefillScheduler(
+            self._pools,
+            Sources(sending, settings.lease_s),
+            landing,
+            PrefillSettings(
+                runner.layout.fingerprint, runner.max_context, offer_chunks=settings.offer_chunks
+            ),
+        )
+        self._borrows: list[tuple[Borrow, Read]] = []
+        self._unread: list[PrefillInbox] = []
+        self._announced: list[ChunkAnnounced] = []
+        self._num_tokens = 0
+        self._told_at = 0.0
+        self._runnable = False
+
+    def turn(self) -> None:
+        timeout_s = idle_timeout(self._runnable or bool(self._unread), time.monotonic() + IDLE_S)
+        inboxes = [*self._unread, *self._mailbox.receive(timeout_s)]
+        self._unread = []
+        for inbox in inboxes:
+            self._accept(inbox)
+        self._end_borrows()
+        plan = self._scheduler.plan(time.monotonic())
+        while (borrow := self._scheduler.next_borrow(time.monotonic())) is not None:
+            self._start_borrow(borrow)
+        self._runnable = bool(plan.steps)
+        if plan.steps:
+            self._run(plan)
+        self._pack()
+        self._report()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def announce(self) -> None:
+        """Says that the engine can take jobs."""
+        ready = EngineReady(
+            self._runner.layout.model, self._runner.layout.fingerprint, self._channel.kind, self._region.address,
+            self._runner.max_context, self._runner.vocab_size, self._pools.total_tokens,
+        )  # fmt: skip
+        self._mailbox.send(PrefillOutbox(ready=ready, load=self._load()))
+
+    def _accept(self, inbox: PrefillInbox) -> None:
+        for begun in inbox.begins:
+            self._scheduler.begin(begun)
+        for released in inbox.released:
+            self._scheduler.released(released)
+        for stopped in inbox.stops:
+            self._scheduler.stop(stopped)
+        if inbox.drop_cache:
+            self._pools.drop_cache()
+
+    def _run(self, plan: StepPlan) -> None:
+        running = {step.request_id for step in plan.steps}
+        outcome = self._runner.run(plan, lambda: self._all_stopped(running))
+        self._scheduler.commit(plan, outcome, time.monotonic())
+        if not outcome.aborted:
+            self._num_tokens += plan.num_tokens
+
+    def _all_stopped(self, running: set[RequestId]) -> bool:
+        """Polled between layers: whether everything that runs in this step has been stopped meanwhile."""
+        self._unread += self._mailbox.receive(0.0)
+        stopped = {stop.key.request_id for inbox in self._unread for stop in inbox.stops}
+        return running <= stopped
+
+    def _pack(self) -> None:
+        while (pack := self._scheduler.next_pack(time.monotonic())) is not None:
+            num_bytes = self._runner.layout.chunk_bytes(pack.num_tokens)
+            span = self._send_arena.slice(pack.slot.offset, num_bytes)
+            digest = self._runner.pack(pack.tables, pack.start, pack.num_tokens, span)
+            piece = RemotePiece(self._region, pack.slot.offset, num_bytes)
+            self._announced.append(
+                ChunkAnnounced(
+                    pack.key, pack.index, pack.start, pack.num_tokens, piece, digest, pack.chunk_hash
+                )
+            )
+            self._scheduler.packed(pack)
+
+    def _start_borrow(self, borrow: Borrow) -> None:
+        span = self._landing_span(borrow)
+        try:
+            read = self._channel.read(borrow.chunk.piece, span, BORROW_TIMEOUT_S, self._mailbox.wake)
+        except (PeerError, ValueError) as error:
+            self._scheduler.borrow_read(borrow, TransferFailed(str(error)))
+            return
+        self._borrows.append((borrow, read))
+
+    def _end_borrows(self) -> None:
+        ended = [entry for entry in self._borrows if entry[1].done]
+        self._borrows = [entry for entry in self._borrows if not entry[1].done]
+        for borrow, read in ended:
+            span = self._landing_span(borrow)
+            error = read.error
+            if error is None and self._runner.digest(span) != borrow.chunk.digest:
+                error = DigestMismatch(f"borrowed chunk {borrow.chunk.index} is not what was lent")
+            tables = self._scheduler.borrow_read(borrow, error)
+            if tables is not None:
+                self._runner.unpack(span, tables, borrow.chunk.index * CHUNK_TOKENS, CHUNK_TOKENS)
+                self._scheduler.borrow_unpacked(borrow)
+
+    def _landing_span(self, borrow: Borrow) -> MemorySpan:
+        return self._landing_arena.slice(borrow.slot.offset, self._rings[1].slot_bytes)
+
+    def _report(self) -> None:
+        effects = self._scheduler.take_effects()
+        now = time.monotonic()
+        load = self._load() if now - self._told_at >= IDLE_S / 2 else None
+        chunks, self._announced = self._announced, []
+        if load or chunks or effects.manifests or effects.over or effects.borrowing_over:
+            self._mailbox.send(
+                PrefillOutbox(None, chunks, effects.manifests, effects.over, effects.borrowing_over, load)
+            )
+            self._told_at = now if load else self._told_at
+
+    def _load(self) -> EngineLoad:
+        audit, slots = self._pools.audit()[0], self._rings[0].audit()
+        queued = self._scheduler.num_queued
+        return EngineLoad(
+            self._scheduler.num_jobs - queued, queued, audit.free, audit.cached, audit.owned, audit.total,
+            slots.taken, slots.total, self._num_tokens, counters=dict(self._scheduler.counters),
+        )  # fmt: skip
+
+
+def _open(settings: LoopSettings, mailbox: Mailbox[PrefillInbox]) -> PrefillLoop:
+    loop = PrefillLoop(mailbox, open_runner(settings.engine), settings)
+    loop.announce()
+    return loop
+
+
+def _failed(failure: FailureInfo) -> PrefillOutbox:
+    return PrefillOutbox(ready=EngineReady(error=failure))
+
+
+if __name__ == "__main__":
+    sys.exit(host_engine(LoopSettings, PrefillInbox, _open, _failed))

@@ -1,0 +1,113 @@
+"""Where a waiting request goes: load, room, pressure, and how fast requests may move.
+
+**Load is derived.** What a worker carries is the sum over the live requests that are on it, at the moment of
+asking; no counter goes up and down. A request weighs its prompt and at most `output_reserve` tokens of its
+output, because most outputs end long before their bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from diptych.domain.errors import DiptychError
+from diptych.domain.ids import Cell
+from services.router.decisions import Arrival, Limits, Reason, WorkerRef
+from services.router.states import State
+from services.router.workers import Worker
+
+
+@dataclass(slots=True)
+class Live:
+    """One live request. `ref` is its worker while PLACED or CANCELLING, and None while QUEUED."""
+
+    arrival: Arrival
+    order: int
+    deadline: float
+    state: State = State.QUEUED
+    ref: WorkerRef | None = None
+    num_moves: int = 0
+    """Workers that it left."""
+    moved: Reason | None = None
+    """Why it left the last of them."""
+    cause: DiptychError | None = None
+    """What happened to the first of them."""
+    avoid: WorkerRef | None = None
+    """Handed it back; not to be asked again before `avoid_until`."""
+    avoid_until: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        """What it may come to need, prompt and output."""
+        return self.arrival.num_tokens + self.arrival.max_tokens
+
+    @property
+    def rank(self) -> tuple[bool, int, int]:
+        """Its place in the queue: those that lost their worker, then by priority, then by arrival."""
+        return not self.num_moves, self.arrival.priority, self.order
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What we have on one worker."""
+
+    num_requests: int = 0
+    num_tokens: int = 0
+
+    def plus(self, num_tokens: int) -> Load:
+        return Load(self.num_requests + 1, self.num_tokens + num_tokens)
+
+
+NO_LOAD = Load()
+
+
+class Loads:
+    """The load of each worker that has any: a snapshot of the live set, and what `choose` adds to it."""
+
+    def __init__(self, lives: Iterable[Live], limits: Limits) -> None:
+        self._limits = limits
+        self._loads: dict[WorkerRef, Load] = {}
+        for live in lives:
+            if live.ref is not None:
+                self.add(live.ref, live)
+
+    def of(self, ref: WorkerRef) -> Load:
+        return self._loads.get(ref, NO_LOAD)
+
+    def add(self, ref: WorkerRef, live: Live) -> None:
+        """Counts a request in that was placed after the snapshot."""
+        self._loads[ref] = self.of(ref).plus(self._weight(live))
+
+    def has_room(self, worker: Worker, live: Live) -> bool:
+        """An empty worker always has: whatever may run at all must be able to."""
+        load = self.of(worker.ref)
+        most = worker.record.capacity_tokens * self._limits.max_overcommit
+        return not load.num_requests or load.num_tokens + self._weight(live) <= most
+
+    def least_pressed(self, workers: Iterable[Worker]) -> Worker:
+        """The best of `workers`: fewest requests for its size, then fewest tokens, then near."""
+        return min(workers, key=lambda worker: self._pressure(worker, self._limits.cell))
+
+    def _weight(self, live: Live) -> int:
+        return live.arrival.num_tokens + min(live.arrival.max_tokens, self._limits.output_reserve)
+
+    def _pressure(self, worker: Worker, cell: Cell) -> tuple[float, float, bool, WorkerRef]:
+        load, pool = self.of(worker.ref), worker.record.capacity_tokens
+        num_requests = load.num_requests + worker.num_others
+        return num_requests / pool, load.num_tokens / pool, worker.record.cell != cell, worker.ref
+
+
+class MoveRate:
+    """A leaky bucket: `burst` moves at once, then `per_s` a second."""
+
+    def __init__(self, per_s: float, burst: int) -> None:
+        self._interval_s = 1 / per_s
+        self._slack_s = (burst - 1) / per_s
+        self._next_at = 0.0
+
+    def allows(self, now: float) -> bool:
+        return self._next_at - now <= self._slack_s
+
+    def take(self, now: float) -> None:
+        """Counts one move."""
+        self._next_at = max(self._next_at, now) + self._interval_s

@@ -1,0 +1,128 @@
+"""The front door: the gRPC service `Router`.
+
+A request that cannot be served, or that fails before its first message, ends as a status with details; one
+that fails later ends with a message whose `finish` holds the failure, so that its trail reaches the client.
+The id is in every message, and in the initial metadata from the moment of admission: a caller may cancel
+before the first token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import grpc
+
+from diptych.domain.errors import DeadlineExceeded
+from diptych.domain.ids import RequestId, WorkerId
+from diptych.domain.records import WorkerRecord
+from diptych.v1 import common_pb2, router_pb2
+from diptych.v1.router_pb2_grpc import RouterServicer as Base
+from services.router import wire
+from services.router.decisions import Reason
+from services.router.loop import RouterLoop
+from services.router.model import ServedModel
+from services.router.requests import LiveRequest, Piece
+from services.router.validate import Validator
+
+REQUEST_ID: Final = "diptych-request-id"
+"""Key of the initial metadata."""
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class RouterServicer(Base):
+    """See the proto for each call. `peers` and `store_available` tell what the registry last said."""
+
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        model: ServedModel,
+        validator: Validator,
+        loop: RouterLoop,
+        *,
+        peers: Callable[[], Sequence[WorkerRecord]],
+        store_available: Callable[[], bool],
+        slow_client_s: float,
+    ) -> None:
+        self._worker_id = worker_id
+        self._model = model
+        self._validator = validator
+        self._loop = loop
+        self._peers = peers
+        self._store_available = store_available
+        self._slow_client_s = slow_client_s
+
+    async def Generate(  # type: ignore[override]  # noqa: N802  # the form that writes to its context itself
+        self, request: router_pb2.GenerateRequest, context: _Context
+    ) -> None:
+        """Streams one request's tokens; ends it everywhere when its client goes."""
+        checked = await self._validator.check(request)
+        live = self._loop.admit(checked)
+        try:
+            await context.send_initial_metadata(((REQUEST_ID, live.request_id),))
+            await self._relay(live, context)
+        finally:
+            self._loop.cancel(live.request_id, Reason.CLIENT_GONE)
+
+    async def _relay(self, live: LiveRequest, context: _Context) -> None:
+        piece = await live.next()
+        if piece.finish is not None and _has_only_failed(piece, piece.finish):
+            raise live.error or wire.error_of(piece.finish.failure)
+        await self._write(live, piece, context)
+        while piece.finish is None:
+            piece = await live.next()
+            await self._write(live, piece, context)
+
+    async def _write(self, live: LiveRequest, piece: Piece, context: _Context) -> None:
+        try:
+            async with asyncio.timeout(self._slow_client_s):
+                await context.write(wire.piece_message(live, piece))
+        except TimeoutError:
+            self._loop.cancel(live.request_id, Reason.SLOW_CLIENT)
+            raise DeadlineExceeded(f"the client took nothing for {self._slow_client_s:g} s") from None
+
+    async def Cancel(  # noqa: N802
+        self, request: router_pb2.CancelRequest, context: _Context
+    ) -> router_pb2.CancelResponse:
+        """Ends a request of the same tenant; its stream gets the last word with reason ABORT."""
+        live = self._loop.live.get(RequestId(request.request_id))
+        found = live is not None and live.checked.tenant == request.tenant and not live.ended
+        if found:
+            self._loop.cancel(RequestId(request.request_id), Reason.CANCEL_ASKED)
+        return router_pb2.CancelResponse(found=found)
+
+    async def Status(  # noqa: N802
+        self, request: router_pb2.StatusRequest, context: _Context
+    ) -> router_pb2.StatusResponse:
+        """The live set, medians, and every worker of the registry."""
+        loop = self._loop
+        return router_pb2.StatusResponse(
+            router_id=self._worker_id,
+            workers=[wire.worker_message(peer) for peer in self._peers()],
+            num_live=len(loop.live),
+            num_finished=loop.num_finished,
+            store_available=self._store_available(),
+            ttft_p50_s=loop.recent.ttft_p50_s,
+            tpot_p50_s=loop.recent.tpot_p50_s,
+            fallbacks=wire.fallback_messages(loop.policy.counters),
+        )
+
+    async def ListModels(  # noqa: N802
+        self, request: router_pb2.ListModelsRequest, context: _Context
+    ) -> router_pb2.ListModelsResponse:
+        """The one model that is served. Context and fingerprint are those of its decode workers, once
+        known."""
+        bounds = self._loop.policy.bounds
+        workers = [peer for peer in self._peers() if peer.role.decodes and peer.model == self._model.name]
+        model = router_pb2.Model(
+            name=self._model.name,
+            max_context=bounds.max_context if bounds else 0,
+            fingerprint=workers[0].fingerprint if workers else "",
+        )
+        return router_pb2.ListModelsResponse(models=[model])
+
+
+def _has_only_failed(piece: Piece, finish: common_pb2.Finish) -> bool:
+    return finish.reason == common_pb2.FINISH_REASON_ERROR and not piece.tokens and not piece.text

@@ -1,0 +1,1 @@
+"""Tests; what each folder holds is in CONTRIBUTING.md."""

@@ -1,0 +1,111 @@
+"""Peers that tests may kill, stop, or have misbehave.
+
+Run as a process it prints the address and the key of a region of 8 MiB and serves until stdin ends. With "stuck" it
+sends the first part of a read and then nothing; otherwise it is an ordinary channel, on the port given or a free one.
+"""
+
+import contextlib
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+
+from diptych.domain.ports import Region
+from diptych.transfer.grpc import GrpcChannel
+from diptych.v1.kv_pb2 import KvReadPart, KvReadRequest
+from diptych.v1.kv_pb2_grpc import KvTransferServicer, add_KvTransferServicer_to_server
+from tests.contract.channel_rig import WAIT_S, Memory
+
+NUM_BYTES = 8 << 20
+FILL = 0x5C
+
+Reply = Callable[[KvReadRequest, grpc.ServicerContext], Iterator[KvReadPart]]
+
+
+class Servicer(KvTransferServicer):
+    """Generated code on the serving side: shows that what our channel reads is plain protobuf."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+
+    def Read(self, request: KvReadRequest, context: grpc.ServicerContext) -> Iterator[KvReadPart]:  # noqa: N802
+        return self._reply(request, context)
+
+
+@contextlib.contextmanager
+def peer_that(reply: Reply) -> Iterator[Region]:
+    """A server in this process that answers reads by `reply`."""
+    with ThreadPoolExecutor(2) as threads:
+        server = grpc.server(threads)
+        add_KvTransferServicer_to_server(Servicer(reply), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield Region("grpc", f"127.0.0.1:{port}", b"k" * 16, NUM_BYTES)
+        server.stop(None).wait(WAIT_S)
+
+
+class PeerProcess:
+    """A peer in a process of its own."""
+
+    def __init__(self, mode: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, mode],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+        )
+        assert self._process.stdout is not None
+        address, key = self._process.stdout.readline().split()
+        self.region = Region("grpc", address, bytes.fromhex(key), NUM_BYTES)
+
+    @property
+    def port(self) -> int:
+        return int(self.region.address.rpartition(":")[2])
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate(timeout=WAIT_S)
+
+
+@contextlib.contextmanager
+def peer_process(mode: str) -> Iterator[PeerProcess]:
+    """Starts a peer, and makes sure that it is gone at the end."""
+    peer = PeerProcess(mode)
+    try:
+        yield peer
+    finally:
+        peer.kill()
+
+
+def serve(mode: str) -> None:
+    """The process: until stdin ends."""
+    if mode == "stuck":
+        stuck = threading.Event()
+
+        def first_part_only(request: KvReadRequest, _: grpc.ServicerContext) -> Iterator[KvReadPart]:
+            yield KvReadPart(data=bytes([FILL]) * 1024)
+            stuck.wait()
+
+        with peer_that(first_part_only) as region:
+            print(region.address, region.key.hex(), flush=True)  # noqa: T201
+            sys.stdin.read()
+            stuck.set()
+        return
+    memory = Memory(NUM_BYTES, FILL)
+    channel = GrpcChannel("127.0.0.1", int(mode))
+    region = channel.register(memory.span)
+    print(region.address, region.key.hex(), flush=True)  # noqa: T201
+    sys.stdin.read()
+    channel.close()
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])

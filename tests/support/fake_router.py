@@ -1,0 +1,119 @@
+"""A router of real gRPC whose answers a test writes down beforehand; for what stands in front of routers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent import futures
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from diptych.domain.errors import DiptychError
+from diptych.rpc.options import serving_options
+from diptych.rpc.status import to_status
+from diptych.v1 import common_pb2, router_pb2, worker_pb2
+from diptych.v1.router_pb2_grpc import RouterServicer, add_RouterServicer_to_server
+
+HOLD = "hold"
+"""In a script: say nothing until the caller cancels."""
+
+Step = router_pb2.GenerateResponse | DiptychError | str
+
+DEADLINE_S = 20.0
+
+
+def pieces(*texts: str, first: int = 0) -> list[Step]:
+    """One message for each text, with one token each."""
+    return [
+        router_pb2.GenerateResponse(request_id="r-1", index=first + i, tokens=[100 + first + i], text=text)
+        for i, text in enumerate(texts)
+    ]
+
+
+def last(reason: str = "LENGTH", index: int = 0, **trail: Any) -> router_pb2.GenerateResponse:
+    """The last message of a stream."""
+    value = common_pb2.FinishReason.Value(f"FINISH_REASON_{reason}")
+    finish = common_pb2.Finish(reason=value, trail=common_pb2.Trail(**trail))
+    return router_pb2.GenerateResponse(request_id="r-1", index=index, finish=finish)
+
+
+def failed(kind: str, message: str) -> router_pb2.GenerateResponse:
+    """The last message of a stream that failed."""
+    failure = common_pb2.Failure(kind=kind, message=message)
+    finish = common_pb2.Finish(reason=common_pb2.FINISH_REASON_ERROR, failure=failure)
+    return router_pb2.GenerateResponse(request_id="r-1", finish=finish)
+
+
+def worker(worker_id: str, role: worker_pb2.Role.ValueType, **load: Any) -> worker_pb2.WorkerStatus:
+    """A worker as a router tells of it."""
+    return worker_pb2.WorkerStatus(
+        worker_id=worker_id,
+        role=role,
+        epoch=7,
+        address="127.0.0.1:1",
+        model="toy",
+        pid=4242,
+        load=worker_pb2.Load(**load),
+    )
+
+
+class FakeRouter(RouterServicer):
+    """Serves while entered, on a free port unless one is given. One of `scripts` for each Generate."""
+
+    def __init__(self, *scripts: Sequence[Step], port: int = 0) -> None:
+        self.scripts = list(scripts)
+        self.requests: list[router_pb2.GenerateRequest] = []
+        self.status = router_pb2.StatusResponse(router_id="router-0", store_available=True)
+        self.models = [router_pb2.Model(name="toy", max_context=4096, fingerprint="f0")]
+        self.live: set[str] = set()
+        self.cancelled = threading.Event()
+        """Set once a caller has given up a stream before its end."""
+        self._server = grpc.server(futures.ThreadPoolExecutor(8), options=serving_options())
+        add_RouterServicer_to_server(self, self._server)
+        bound = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        self.address = f"127.0.0.1:{bound}"
+
+    def Generate(  # noqa: N802
+        self, request: router_pb2.GenerateRequest, context: Any
+    ) -> Iterator[router_pb2.GenerateResponse]:
+        self.requests.append(request)
+        # From the start: a call that is cancelled while we have the floor never resumes this generator.
+        script, ended, said_all = self.scripts.pop(0), threading.Event(), []
+
+        def on_end() -> None:
+            ended.set()
+            if not said_all:
+                self.cancelled.set()
+
+        context.add_callback(on_end)
+        for step in script:
+            if isinstance(step, DiptychError):
+                context.abort_with_status(to_status(step))
+            elif isinstance(step, str):
+                assert ended.wait(DEADLINE_S), "nobody cancelled"
+                return
+            else:
+                yield step
+        said_all.append(True)
+
+    def Cancel(self, request: router_pb2.CancelRequest, context: Any) -> router_pb2.CancelResponse:  # noqa: N802
+        return router_pb2.CancelResponse(found=request.request_id in self.live)
+
+    def Status(self, request: router_pb2.StatusRequest, context: Any) -> router_pb2.StatusResponse:  # noqa: N802
+        return self.status
+
+    def ListModels(  # noqa: N802
+        self, request: router_pb2.ListModelsRequest, context: Any
+    ) -> router_pb2.ListModelsResponse:
+        return router_pb2.ListModelsResponse(models=self.models)
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server.stop(0).wait(DEADLINE_S)
