@@ -72,9 +72,10 @@ class Cluster:
         """
         deadline = time.monotonic() + timeout_s
         while missing := self._missing():
-            for change in self.tick(time.monotonic()):
+            changes = self.tick(time.monotonic())
+            self._give_up_on_the_dead()  # before the report that it will be started again
+            for change in changes:
                 report(change)
-            self._give_up_on_the_dead()
             if leave():
                 raise Cancelled("asked to leave before everything was ready")
             if time.monotonic() > deadline:
@@ -129,5 +130,5 @@ class Cluster:
     def _give_up_on_the_dead(self) -> None:
         for member in self.members:
             if member.state is State.DOWN:
-                said = "".join(f"\n  {line}" for line in member.last_words) or " without a word"
-                raise StartFailed(f"{member.name} ended before it was ready:{said}")
+                said = "".join(f"\n  {line}" for line in member.last_words) or " nothing said"
+                raise StartFailed(f"{member.name} ended before it was ready (logs in {self._folder}):{said}")

@@ -117,7 +117,7 @@ def _child(role: Role, number: int, layout: ClusterLayout, listen: str = f"{LOOP
 
 
 def _threads(layout: ClusterLayout) -> int:
-    """Threads of one engine worker. `exact` keeps its promise, the same bits for any split of work, at one."""
+    """Threads of one engine worker. `exact` keeps its promise at one thread only."""
     num_engines = layout.num_prefill + layout.num_decode + layout.num_both
     return 1 if layout.profile == "exact" else max(1, layout.cores // num_engines)
 

@@ -67,7 +67,7 @@ class ChildProcess:
         return found.group(1) if found else None
 
     def last_lines(self, count: int = 5) -> list[str]:
-        return [line for line in self._said().splitlines() if line.strip()][-count:]
+        return without_frames(self._said())[-count:]
 
     def terminate(self) -> None:
         self._process.send_signal(signal.SIGTERM)
@@ -111,6 +111,17 @@ class StoreProcess:
 
     def kill(self) -> None:
         self._server.stop()
+
+
+def without_frames(text: str) -> list[str]:
+    """The lines of a log that say something: of a traceback only its last line, which names the error."""
+    lines, in_traceback = [], False
+    for line in text.splitlines():
+        begins = line.startswith("Traceback (most recent call last)")
+        in_traceback = begins or (in_traceback and line.startswith(" "))
+        if line.strip() and not in_traceback:
+            lines.append(line)
+    return lines
 
 
 def describe_exit(status: int) -> str:

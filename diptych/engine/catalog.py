@@ -13,6 +13,7 @@ use this. A system resolves a name once and passes `path` on: a hub's branch may
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -21,9 +22,9 @@ from typing import Literal
 
 from diptych.domain import errors
 from diptych.domain.errors import DiptychError, Internal, InvalidField, Unsupported
-from diptych.engine import checkpoint, hub, wheel
-from diptych.engine.checkpoint import weights_digest
+from diptych.engine import hub, model_directory, wheel
 from diptych.engine.model_cache import cache_dir, install
+from diptych.engine.model_directory import weights_digest
 from diptych.engine.progress import Progress, silent
 
 __all__ = ["DEFAULT", "TOY", "ModelRef", "installed", "resolve", "weights_digest"]
@@ -52,7 +53,8 @@ def resolve(model: str, progress: Progress = silent) -> ModelRef:
     Raises InvalidField("model") for a name or path that leads nowhere, Unsupported, naming the file, for
     one that is torn or of a kind that is not served, TransferFailed or DigestMismatch when fetching failed.
     """
-    path = Path(model).expanduser()
+    # os.path, unlike pathlib, answers "no" for names that no file could have.
+    path = Path(os.path.expanduser(model))
     if model == TOY:
         return ModelRef(TOY, Path(TOY), "toy")
     if model in _DEFAULT_NAMES:
@@ -64,9 +66,9 @@ def resolve(model: str, progress: Progress = silent) -> ModelRef:
         return _checked(DEFAULT, directory)
     if path.suffix.lower() == ".gguf":
         return _checked(path.stem, _converted(path, progress))
-    if path.is_dir():
+    if model and os.path.isdir(path):
         return _checked(path.resolve().name, path.resolve())
-    if path.exists():
+    if model and os.path.exists(path):
         raise Unsupported(f"{path}: neither a model directory nor a .gguf file")
     if hub.is_hub_id(model):
         return _checked(model, hub.snapshot(model, progress))
@@ -84,16 +86,16 @@ def installed() -> list[ModelRef]:
 
 
 def _checked(name: str, directory: Path) -> ModelRef:
-    checkpoint.check(directory)
+    model_directory.check(directory)
     return ModelRef(name, directory, "hf")
 
 
 def _converted(source: Path, progress: Progress) -> Path:
     """Where the GGUF `source` lies converted. Its name carries its content, so that two versions don't
     meet."""
-    if not source.is_file():
+    if not os.path.isfile(source):
         raise InvalidField("model", f"{source}: no such file")
-    digest = checkpoint.file_digest(source).hex()
+    digest = model_directory.file_digest(source).hex()
     name = f"{source.stem}-{digest[:12]}"
     return install(name, f"{_CONVERTER}:{digest}", lambda new: _convert(source, new, progress))
 

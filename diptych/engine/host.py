@@ -10,7 +10,6 @@ import logging
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -68,8 +67,6 @@ def host_engine(
         loop.close()
 
 
-def idle_timeout(has_steps: bool, next_deadline: float) -> float:
-    """How long to wait for messages, in seconds; `next_deadline` is in `time.monotonic()`'s terms."""
-    if has_steps:
-        return 0.0
-    return max(0.0, min(IDLE_S, next_deadline - time.monotonic()))
+def idle_timeout(has_steps: bool, due_in_s: float) -> float:
+    """How long to wait for messages, in seconds, when the next deadline is `due_in_s` seconds away."""
+    return 0.0 if has_steps else max(0.0, min(IDLE_S, due_in_s))

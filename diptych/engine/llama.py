@@ -16,11 +16,11 @@ from torch.nn import functional
 
 from diptych.engine.attention import Attend
 from diptych.engine.batch import Batch
-from diptych.engine.weight_source import WeightSource
 from diptych.engine.config import ModelConfig
 from diptych.engine.linear import Linear, LinearForm
 from diptych.engine.pool import GroupPool
 from diptych.engine.rope import rope_tables, rotate
+from diptych.engine.weight_source import WeightSource
 from diptych.engine.weights import EMBED, HEAD, NORM, layer_weights
 
 Stop = Callable[[], bool]
@@ -109,7 +109,7 @@ class Llama:
     ) -> tuple[Tensor, ...]:
         """`part` of the layer, on `row_tile` rows at a time."""
         tile = self.form.row_tile
-        if tile is None:
+        if tile is None or tile == len(rows[0]):
             return part(layer, *rows)
         tiles = zip(*(torch.split(tensor, tile) for tensor in rows), strict=True)
         return tuple(torch.cat(parts) for parts in zip(*(part(layer, *t) for t in tiles), strict=True))

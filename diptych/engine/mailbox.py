@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import select
 import socket
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from diptych.engine.frames import HEADER, FrameCodec, frame_length
 
-In = TypeVar("In")
+In = TypeVar("In", covariant=True)
+
+
+class Post(Protocol[In]):
+    """What a loop needs of a mailbox."""
+
+    def receive(self, timeout_s: float) -> list[In]: ...
+
+    def send(self, outbox: object) -> None: ...
+
+    def wake(self) -> None: ...
 
 
 class Mailbox(Generic[In]):

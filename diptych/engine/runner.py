@@ -20,7 +20,6 @@ from diptych.domain.plan import NOT_SAMPLED, BlockTables, StepOutcome, StepPlan
 from diptych.domain.ports import MemorySpan
 from diptych.engine.attention import Attention, sdpa
 from diptych.engine.batch import build_batch
-from diptych.engine.weight_source import WeightSource
 from diptych.engine.config import ModelConfig, read_config
 from diptych.engine.exact_attention import exact
 from diptych.engine.fits import Need, available_bytes, fitted_blocks
@@ -30,6 +29,7 @@ from diptych.engine.plan_check import check_plan
 from diptych.engine.pool import TORCH_DTYPES, KvPool
 from diptych.engine.sampler import Draw, sample
 from diptych.engine.settings import EngineSettings, Profile
+from diptych.engine.weight_source import WeightSource
 from diptych.engine.weights import num_parameters, open_weights, random_weights
 
 _ROW_TILE = 16

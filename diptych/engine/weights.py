@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from diptych.engine.weight_source import WeightSource, WeightFiles, RandomWeights
 from diptych.engine.config import ModelConfig
+from diptych.engine.weight_source import RandomWeights, WeightFiles, WeightSource
 
 EMBED = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"

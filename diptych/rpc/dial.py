@@ -3,6 +3,9 @@
 A channel multiplexes every call to its address and reconnects by itself, so there is never a reason for two.
 One that is no longer needed (its worker left the registry) is dropped with `forget`, so that nothing grows
 with the number of peers ever seen.
+
+A call belongs to who made it, and that is who cancels it: closing a channel refuses new calls, but leaves a
+stream that is open, and its reader waiting (grpc/grpc#32005).
 """
 
 from types import TracebackType
@@ -38,9 +41,7 @@ class Dialer:
         return grpc.aio.secure_channel(address, self._credentials, options=self._options)
 
     async def forget(self, address: str) -> None:
-        """Close the channel to a peer that is gone; its calls end as cancelled. An unknown address is
-        fine.
-        """
+        """Close the channel to a peer that is gone, its calls having ended. An unknown address is fine."""
         channel = self._channels.pop(address, None)
         if channel is not None:
             await channel.close(None)

@@ -96,7 +96,7 @@ class GrpcChannel:
         """A new peer at `address`; hangs up on those that are not needed any more. Under the lock."""
         now = time.monotonic()
         for other in list(self._peers.values()):
-            if other.address == address or other.idle_s(now) > IDLE_PEER_S:
+            if other.retired or other.idle_s(now) > IDLE_PEER_S:
                 self._retired.append(self._peers.pop(other.address))
         for other in self._retired:
             other.retire(TransferFailed("the peer was replaced"))

@@ -61,6 +61,10 @@ class Peer:
             return True
 
     @property
+    def retired(self) -> bool:
+        return self._retired
+
+    @property
     def gone(self) -> bool:
         """Retired, and its last thread has left."""
         return self._retired and not any(thread.is_alive() for thread in self._threads)

@@ -23,13 +23,19 @@ PART_BYTES = 1 << 20
 
 _PART_MESSAGE_BYTES = PART_BYTES + 64
 _REQUEST_MESSAGE_BYTES = 1024
-_KEEPALIVE = [("grpc.keepalive_time_ms", 2000), ("grpc.keepalive_timeout_ms", 3000)]
 
 Options = list[tuple[str, int]]
 
+_KEEPALIVE: Options = [
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    # How long a ping may stay unanswered. gRPC's default of a minute would outlast the timeout above.
+    ("grpc.http2.ping_timeout_ms", 3000),
+]
+
 SERVER_OPTIONS: Options = [
     *_KEEPALIVE,
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     # A second process on the port is an error, not a coin toss.
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", _REQUEST_MESSAGE_BYTES),

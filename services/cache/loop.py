@@ -100,7 +100,7 @@ class ChunkKeeper:
         fill = asyncio.create_task(self._fill(admission.placed, source, timeout_s))
         self._fills.add(fill)
         fill.add_done_callback(self._fills.discard)
-        error = await fill
+        error = await asyncio.shield(fill)
         if error:
             raise error
         return True

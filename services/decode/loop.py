@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from diptych.domain.blocks import BlockPool
@@ -18,7 +19,7 @@ from diptych.domain.plan import StepPlan
 from diptych.domain.ports import KvChannel, MemorySpan, Read, Runner
 from diptych.domain.slots import SlotRing
 from diptych.engine.host import IDLE_S, host_engine, idle_timeout
-from diptych.engine.mailbox import Mailbox
+from diptych.engine.mailbox import Mailbox, Post
 from diptych.engine.memory import allocate
 from diptych.engine.open import open_runner
 from diptych.engine.settings import EngineSettings
@@ -49,12 +50,20 @@ class LoopSettings:
 
 
 class DecodeLoop:
-    """See the module. `channel` is None on a colocated worker, which reads from nobody."""
+    """See the module. `clock` is `time.monotonic`, but for tests."""
 
-    def __init__(self, mailbox: Mailbox[DecodeInbox], runner: Runner, settings: LoopSettings) -> None:
+    def __init__(
+        self,
+        mailbox: Post[DecodeInbox],
+        runner: Runner,
+        channel: KvChannel,
+        settings: LoopSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._mailbox = mailbox
         self._runner = runner
-        self._channel: KvChannel = open_channel(settings.channel, settings.kv_host, 0)
+        self._channel = channel
+        self._clock = clock
         self._pools = KvPools([BlockPool(n, runner.block_tokens) for n in runner.num_blocks])
         slot_bytes = runner.layout.chunk_bytes()
         self._ring: SlotRing[ReadKey] = SlotRing(settings.num_landing_slots, slot_bytes)
@@ -69,15 +78,30 @@ class DecodeLoop:
         self._runnable = False
 
     def turn(self) -> None:
-        timeout_s = idle_timeout(self._runnable, self._scheduler.next_deadline())
+        timeout_s = idle_timeout(self._runnable, self._scheduler.next_deadline() - self._clock())
         for inbox in self._mailbox.receive(timeout_s):
             self._accept(inbox)
         self._end_reads()
-        plan = self._scheduler.plan(time.monotonic())
+        plan = self._scheduler.plan(self._clock())
         self._runnable = bool(plan.steps)
         if plan.steps:
             self._run(plan)
         self._perform(self._scheduler.take_effects())
+
+    @property
+    def runnable(self) -> bool:
+        """Whether the last turn ran a step: then the next one may as well."""
+        return self._runnable
+
+    @property
+    def num_reads(self) -> int:
+        """Reads in flight."""
+        return len(self._reads)
+
+    def assert_empty(self) -> None:
+        """Raises Internal unless nothing is left of any request, once cached prefixes are forgotten."""
+        self._pools.drop_cache()
+        self._scheduler.assert_empty()
 
     def close(self) -> None:
         self._channel.close()
@@ -91,7 +115,7 @@ class DecodeLoop:
         self._mailbox.send(DecodeOutbox(ready=ready, load=self._load()))
 
     def _accept(self, inbox: DecodeInbox) -> None:
-        now = time.monotonic()
+        now = self._clock()
         scheduler = self._scheduler
         for surroundings in inbox.surroundings:
             scheduler.surroundings(surroundings)
@@ -117,7 +141,7 @@ class DecodeLoop:
     def _run(self, plan: StepPlan) -> None:
         started = time.perf_counter()
         outcome = self._runner.run(plan)
-        self._scheduler.commit(plan, outcome, time.perf_counter() - started, time.monotonic())
+        self._scheduler.commit(plan, outcome, time.perf_counter() - started, self._clock())
 
     def _end_reads(self) -> None:
         for key in [key for key, (_, read) in self._reads.items() if read.done]:
@@ -129,10 +153,10 @@ class DecodeLoop:
             self._read_ended(key, span, error)
 
     def _read_ended(self, key: ReadKey, span: MemorySpan, error: PeerError | None) -> None:
-        unpack = self._scheduler.read_ended(key, error, time.monotonic())
+        unpack = self._scheduler.read_ended(key, error, self._clock())
         if unpack is not None:
             self._runner.unpack(span, unpack.tables, unpack.start, unpack.num_tokens)
-            self._scheduler.unpacked(key, self._channel.kind, time.monotonic())
+            self._scheduler.unpacked(key, self._channel.kind, self._clock())
 
     def _perform(self, effects: Effects) -> None:
         for start in effects.reads:
@@ -141,7 +165,7 @@ class DecodeLoop:
             if key in self._reads:
                 self._reads[key][1].cancel()
         self._num_tokens += sum(len(out.tokens) for out in effects.tokens)
-        now = time.monotonic()
+        now = self._clock()
         load = self._load() if now - self._told_at >= IDLE_S / 2 else None
         outbox = DecodeOutbox(
             None, effects.tokens, effects.begins, effects.posts, effects.withdrawals,
@@ -188,7 +212,8 @@ def _decode_settings(settings: LoopSettings, runner: Runner) -> DecodeSettings:
 
 
 def _open(settings: LoopSettings, mailbox: Mailbox[DecodeInbox]) -> DecodeLoop:
-    loop = DecodeLoop(mailbox, open_runner(settings.engine), settings)
+    runner = open_runner(settings.engine)
+    loop = DecodeLoop(mailbox, runner, open_channel(settings.channel, settings.kv_host, 0), settings)
     loop.announce()
     return loop
 

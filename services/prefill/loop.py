@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from diptych.domain.blocks import BlockPool
@@ -19,7 +20,7 @@ from diptych.domain.plan import StepPlan
 from diptych.domain.ports import KvChannel, MemorySpan, Read, RemotePiece, Runner
 from diptych.domain.slots import SlotRing
 from diptych.engine.host import IDLE_S, host_engine, idle_timeout
-from diptych.engine.mailbox import Mailbox
+from diptych.engine.mailbox import Mailbox, Post
 from diptych.engine.memory import allocate
 from diptych.engine.open import open_runner
 from diptych.engine.settings import EngineSettings
@@ -46,14 +47,20 @@ class LoopSettings:
 
 
 class PrefillLoop:
-    """See the module."""
+    """See the module. `clock` is `time.monotonic`, but for tests."""
 
-    def __init__(self, mailbox: Mailbox[PrefillInbox], runner: Runner, settings: LoopSettings) -> None:
+    def __init__(
+        self,
+        mailbox: Post[PrefillInbox],
+        runner: Runner,
+        channel: KvChannel,
+        settings: LoopSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._mailbox = mailbox
         self._runner = runner
-        self._channel: KvChannel = open_channel(
-            settings.channel, settings.kv_host, 0, advertise_host=settings.kv_advertise_host
-        )
+        self._channel = channel
+        self._clock = clock
         slot_bytes = runner.layout.chunk_bytes()
         sending: SlotRing[SourceKey] = SlotRing(settings.num_send_slots, slot_bytes)
         landing: SlotRing[AttemptKey] = SlotRing(settings.num_landing_slots, slot_bytes)
@@ -78,20 +85,40 @@ class PrefillLoop:
         self._runnable = False
 
     def turn(self) -> None:
-        timeout_s = idle_timeout(self._runnable or bool(self._unread), time.monotonic() + IDLE_S)
+        timeout_s = idle_timeout(self._runnable or bool(self._unread), IDLE_S)
         inboxes = [*self._unread, *self._mailbox.receive(timeout_s)]
         self._unread = []
         for inbox in inboxes:
             self._accept(inbox)
         self._end_borrows()
-        plan = self._scheduler.plan(time.monotonic())
-        while (borrow := self._scheduler.next_borrow(time.monotonic())) is not None:
+        plan = self._scheduler.plan(self._clock())
+        while (borrow := self._scheduler.next_borrow(self._clock())) is not None:
             self._start_borrow(borrow)
         self._runnable = bool(plan.steps)
         if plan.steps:
             self._run(plan)
         self._pack()
         self._report()
+
+    @property
+    def runnable(self) -> bool:
+        """Whether the last turn ran a step: then the next one may as well."""
+        return self._runnable
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the KV layout."""
+        return self._runner.layout.fingerprint
+
+    @property
+    def num_reads(self) -> int:
+        """Reads of borrowed chunks in flight."""
+        return len(self._borrows)
+
+    def assert_empty(self) -> None:
+        """Raises Internal unless nothing is left of any attempt, once cached prefixes are forgotten."""
+        self._pools.drop_cache()
+        self._scheduler.assert_empty()
 
     def close(self) -> None:
         self._channel.close()
@@ -117,7 +144,7 @@ class PrefillLoop:
     def _run(self, plan: StepPlan) -> None:
         running = {step.request_id for step in plan.steps}
         outcome = self._runner.run(plan, lambda: self._all_stopped(running))
-        self._scheduler.commit(plan, outcome, time.monotonic())
+        self._scheduler.commit(plan, outcome, self._clock())
         if not outcome.aborted:
             self._num_tokens += plan.num_tokens
 
@@ -128,7 +155,7 @@ class PrefillLoop:
         return running <= stopped
 
     def _pack(self) -> None:
-        while (pack := self._scheduler.next_pack(time.monotonic())) is not None:
+        while (pack := self._scheduler.next_pack(self._clock())) is not None:
             num_bytes = self._runner.layout.chunk_bytes(pack.num_tokens)
             span = self._send_arena.slice(pack.slot.offset, num_bytes)
             digest = self._runner.pack(pack.tables, pack.start, pack.num_tokens, span)
@@ -167,7 +194,7 @@ class PrefillLoop:
 
     def _report(self) -> None:
         effects = self._scheduler.take_effects()
-        now = time.monotonic()
+        now = self._clock()
         load = self._load() if now - self._told_at >= IDLE_S / 2 else None
         chunks, self._announced = self._announced, []
         if load or chunks or effects.manifests or effects.over or effects.borrowing_over:
@@ -186,7 +213,9 @@ class PrefillLoop:
 
 
 def _open(settings: LoopSettings, mailbox: Mailbox[PrefillInbox]) -> PrefillLoop:
-    loop = PrefillLoop(mailbox, open_runner(settings.engine), settings)
+    runner = open_runner(settings.engine)
+    channel = open_channel(settings.channel, settings.kv_host, 0, advertise_host=settings.kv_advertise_host)
+    loop = PrefillLoop(mailbox, runner, channel, settings)
     loop.announce()
     return loop
 

@@ -1,7 +1,8 @@
 """The brain of the cache against a naive model, with the bytes: 1,000 random interleavings.
 
-The model keeps one list of chunks in order of use, a dict of leases, and a real arena of bytes. A read under
-way scribbles into its room, so that room given to two owners, or evicted under a reader, shows as wrong bytes.
+The model keeps one list of chunks in order of use, a dict of leases, and a real arena of bytes. A read
+under way scribbles into its room, so that room given to two owners, or evicted under a reader, shows as wrong
+bytes.
 """
 
 from __future__ import annotations

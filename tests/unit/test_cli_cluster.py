@@ -122,7 +122,7 @@ def test_a_child_that_ends_at_the_start_is_quoted(build: Callable[[str], Cluster
     with pytest.raises(StartFailed) as caught:
         start(cluster)
     first, second = str(caught.value).splitlines()
-    assert first == "decode-0 ended before it was ready:"
+    assert first == f"decode-0 ended before it was ready (logs in {cluster.folder}):"
     assert second == "  InvalidField: model: 'broken' is no directory"
 
 

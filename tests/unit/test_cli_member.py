@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from diptych.cli.member import Change, Member
-from diptych.cli.process import describe_exit
+from diptych.cli.process import describe_exit, without_frames
 from diptych.cli.supervision import State
 from diptych.domain.errors import StoreUnavailable
 
@@ -103,6 +103,14 @@ def test_ending_reaches_the_process_that_there_is(member: Member, started: list[
     member.terminate()
     member.kill()
     assert started[0].calls == ["terminate", "kill"]
+
+
+def test_of_a_traceback_only_the_error_is_quoted() -> None:
+    log = (
+        "settings: {}\n\nTraceback (most recent call last):\n  File 'x', line 1\n    call()\n    ^^^^\n"
+        "ImportError: no x\n  indented, but no frame\n"
+    )
+    assert without_frames(log) == ["settings: {}", "ImportError: no x", "  indented, but no frame"]
 
 
 def test_exits_in_words() -> None:

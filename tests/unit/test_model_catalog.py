@@ -84,7 +84,23 @@ def test_what_the_converter_refuses_reaches_the_caller(tmp_path: Path, cache: Pa
         resolve(str(source))
 
 
-@pytest.mark.parametrize("name", ["", "nowhere", "./a/b", "/no/such/directory", "~/no/such", "a/b/c", "a b/c", "m.gguf"])
+NOWHERE = [
+    "",
+    "nowhere",
+    "./a/b",
+    "/no/such/directory",
+    "~/no/such",
+    "a/b/c",
+    "a b/c",
+    "m.gguf",
+    "x" * 5000,
+    "a\0b",
+    "~nobody-here/x",
+    "x" * 300 + ".gguf",
+]
+
+
+@pytest.mark.parametrize("name", NOWHERE)
 def test_a_name_that_leads_nowhere(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path / "..")
     with pytest.raises(InvalidField) as caught:
@@ -98,45 +114,52 @@ def weights_of(directory: Path, *specs: tuple[str, str, tuple[int, ...]]) -> Non
     safetensors_file.write(directory / "model.safetensors", tensors, arrays)
 
 
+Damage = Callable[[Path], object]
+
+
+def config(**changes: Any) -> Damage:
+    return lambda directory: edit(directory / "config.json", **changes)
+
+
+def text(name: str, content: str) -> Damage:
+    return lambda directory: (directory / name).write_text(content)
+
+
+def cut(name: str, size: int) -> Damage:
+    return lambda directory: os.truncate(directory / name, size)
+
+
+def gone(name: str) -> Damage:
+    return lambda directory: (directory / name).unlink()
+
+
+def tensors(*specs: tuple[str, str, tuple[int, ...]]) -> Damage:
+    return lambda directory: weights_of(directory, *specs)
+
+
 EMBEDDING = "model.embed_tokens.weight"
-BROKEN: list[tuple[Callable[[Path], object], str]] = [
-    (lambda d: (d / "config.json").unlink(), "config.json: can't be read: No such file"),
-    (lambda d: (d / "config.json").write_text("{"), "config.json: torn, or not JSON"),
-    (lambda d: (d / "config.json").write_text("[]"), "config.json: not a JSON object"),
-    (
-        lambda d: edit(d / "config.json", architectures=["GPT2LMHeadModel"]),
-        "config.json: architecture GPT2LMHeadModel is not served (LlamaForCausalLM is)",
-    ),
-    (lambda d: edit(d / "config.json", architectures=None), "config.json: architecture unnamed is not served"),
-    (lambda d: edit(d / "config.json", architectures=7), "config.json: architecture 7 is not served"),
-    (lambda d: edit(d / "config.json", quantization_config={"bits": 4}), "quantised safetensors are not served"),
-    (lambda d: edit(d / "config.json", vocab_size=262), "embeddings of 263 tokens, config.json's vocab_size is 262"),
-    (lambda d: (d / "model.safetensors").unlink(), "model.safetensors: missing"),
-    (lambda d: os.truncate(d / "model.safetensors", 4000), "model.safetensors: torn: 4000 bytes, its header speaks of"),
-    (lambda d: (d / "tokenizer.json").unlink(), "tokenizer.json: missing"),
-    (lambda d: os.truncate(d / "tokenizer.json", 1000), "tokenizer.json: torn, or not a tokenizer"),
-    (lambda d: weights_of(d, (EMBEDDING, "I8", (263, 64))), f"tensor '{EMBEDDING}' is I8 (served: BF16, F16, F32)"),
-    (lambda d: weights_of(d, ("other", "F32", (1,))), f"hold no {EMBEDDING}"),
-    (
-        lambda d: (weights_of(d, (EMBEDDING, "F32", (260, 64))), edit(d / "config.json", vocab_size=260)),
-        "tokenizer.json: ids up to 262, but the model's vocabulary has 260",
-    ),
-    (
-        lambda d: (d / "model.safetensors.index.json").write_text('{"weight_map": {"a":
-        "gone.safetensors"}}'), "gone.safetensors: missing",
-    ),
-    (lambda d: (d / "model.safetensors.index.json").write_text("{}"), "index.json: torn: it names no files"),
-    (
-        lambda d: (d / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../x"}}'),
-        "index.json: torn: it names '../x'",
-    ),
+INDEX = "model.safetensors.index.json"
+BROKEN: list[tuple[Damage, str]] = [
+    (gone("config.json"), "config.json: cannot be read: No such file"),
+    (text("config.json", "{"), "config.json: is not JSON"),
+    (config(architectures=["GPT2LMHeadModel"]), "GPT2LMHeadModel"),
+    (config(architectures=None), "LlamaForCausalLM"),
+    (config(quantization_config={"bits": 4}), "quantization_config"),
+    (config(vocab_size=262), "embeddings of 263 tokens, config.json's vocab_size is 262"),
+    (gone("model.safetensors"), "model.safetensors: missing"),
+    (cut("model.safetensors", 4000), "model.safetensors: torn: 4000 bytes, its header speaks of"),
+    (gone("tokenizer.json"), "tokenizer.json: missing"),
+    (cut("tokenizer.json", 1000), "tokenizer.json: torn, or not a tokenizer"),
+    (tensors(("other", "F32", (1,))), f"hold no {EMBEDDING}"),
+    (text(INDEX, '{"weight_map": {"a": "b.safetensors"}}'), "b.safetensors: missing"),
+    (text(INDEX, "{}"), "index.json: torn: it names no files"),
+    (text(INDEX, '{"weight_map": {"a": "../x"}}'), "index.json: torn: it names '../x'"),
+    (text(INDEX, '{"weight_map": {"a": 1}}'), "index.json: torn: it names 1"),
 ]
 
 
 @pytest.mark.parametrize(("damage", "expected"), BROKEN)
-def test_a_directory_that_can_not_be_loaded(
-    directory: Path, damage: Callable[[Path], object], expected: str
-) -> None:
+def test_a_directory_that_can_not_be_loaded(directory: Path, damage: Damage, expected: str) -> None:
     damage(directory)
     with pytest.raises(Unsupported) as caught:
         resolve(str(directory))
@@ -144,12 +167,21 @@ def test_a_directory_that_can_not_be_loaded(
     assert str(directory) in str(caught.value)
 
 
+def test_a_tokenizer_with_more_ids_than_the_model(directory: Path) -> None:
+    weights_of(directory, (EMBEDDING, "F32", (260, 64)))
+    edit(directory / "config.json", vocab_size=260)
+    with pytest.raises(
+        Unsupported, match=r"tokenizer\.json: ids up to 262, but the model's vocabulary has 260"
+    ):
+        resolve(str(directory))
+
+
 def test_shards_are_one_model(directory: Path) -> None:
     (directory / "model.safetensors").rename(directory / "model-1.safetensors")
     weights_of(directory, ("extra", "F32", (2, 2)))
     (directory / "model.safetensors").rename(directory / "model-2.safetensors")
     index = {"weight_map": {EMBEDDING: "model-1.safetensors", "extra": "model-2.safetensors"}}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    (directory / INDEX).write_text(json.dumps(index))
     assert resolve(str(directory)).path == directory
     before = weights_digest(directory)
     weights_of(directory, ("extra", "F32", (1, 4)))

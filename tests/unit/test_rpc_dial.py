@@ -23,21 +23,16 @@ async def test_one_channel_a_peer(serving: Serve, dialer: Dialer) -> None:
     assert dialer.channel(first.address) is not dialer.channel(second.address)
 
 
-async def test_forget_ends_calls_and_leaves_no_channel(serving: Serve, dialer: Dialer) -> None:
-    async def silent(request: bytes, context: Any) -> AsyncIterator[bytes]:
-        yield b"here"
-        await asyncio.Event().wait()
-
-    server = await serving(echo_service(unary=echo, stream=silent))
+async def test_forget_leaves_no_channel(serving: Serve, dialer: Dialer) -> None:
+    server = await serving(echo_service(unary=echo))
     channel = dialer.channel(server.address)
-    call = EchoStub(channel).stream(b"")
-    assert await call.read() == b"here"
+    assert await EchoStub(channel).unary(b"hello") == b"hello"
 
     await dialer.forget(server.address)
     await dialer.forget("127.0.0.1:1")
 
-    with pytest.raises(asyncio.CancelledError):
-        await call.read()
+    with pytest.raises(grpc.aio.UsageError, match="closed"):
+        await EchoStub(channel).unary(b"hello")
     assert dialer.channel(server.address) is not channel
     assert await EchoStub(dialer.channel(server.address)).unary(b"again") == b"again"
 
