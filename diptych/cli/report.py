@@ -23,22 +23,22 @@ def print_status(console: Console, address: str, status: RouterStatus) -> None:
     if status.fallbacks:
         console.print(f"fallbacks: {escape(figures.counts(status.fallbacks))}")
     table = Table()
-    for name in ("role", "id", "pid", "address", "model", "run + wait", "blocks", "TTFT", "TPOT", "counters"):
-        table.add_column(name)
+    for name in ("role", "id", "address", "run + wait", "blocks", "TTFT", "TPOT"):
+        table.add_column(name, no_wrap=True)
     for worker in status.workers:
         table.add_row(
             worker.role.value if worker.role else "?",
             escape(worker.worker_id),
-            str(worker.pid or "–"),
             worker.address,
-            escape(worker.model),
             f"{worker.num_running} + {worker.num_waiting}",
             figures.share(worker.blocks_used, worker.blocks_total),
             figures.milliseconds(worker.ttft_s),
             figures.milliseconds(worker.tpot_s),
-            escape(figures.counts(worker.counters)),
         )
     console.print(table)
+    for worker in status.workers:
+        if worker.counters:
+            console.print(f"{escape(worker.worker_id)}: {escape(figures.counts(worker.counters))}")
 
 
 def status_json(status: RouterStatus) -> str:

@@ -16,6 +16,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -103,19 +104,22 @@ def _converted(source: Path, progress: Progress) -> Path:
 def _convert(source: Path, directory: Path, progress: Progress) -> None:
     """Runs the converter in its own process and re-raises what it raises."""
     command = [sys.executable, "-m", "diptych.engine.convert", str(source), str(directory)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    failure: DiptychError | None = None
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+    ):
         assert process.stdout is not None
-        assert process.stderr is not None
-        failure: DiptychError | None = None
         for line in process.stdout:
             message = json.loads(line)
             if "failure" in message:
-                kind = getattr(errors, message["failure"])
-                failure = kind(message["message"])
+                failure = getattr(errors, message["failure"])(message["message"])
             else:
                 progress("converting", message["done"], message["total"])
-        log = process.stderr.read()
+        status = process.wait()
+        log.seek(0)
+        last_words = log.read().strip()[-400:]
     if failure is not None:
         raise failure
-    if process.returncode != 0:
-        raise Internal(f"{source}: the converter ended with {process.returncode}: {log.strip()[-400:]}")
+    if status != 0:
+        raise Internal(f"{source}: the converter ended with {status}: {last_words}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from diptych.domain.ports import Runner
 from diptych.engine.settings import TOY, EngineSettings
 
-_TOY_BLOCKS = 256
-_TOY_CONTEXT = 4096
+_TOY_BLOCKS = 1024
+_TOY_CONTEXT = 8192
 
 
 def open_runner(settings: EngineSettings) -> Runner:

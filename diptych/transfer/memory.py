@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from diptych.domain.errors import PeerError, PeerLost
+from diptych.domain.errors import InvalidField, PeerError, PeerLost
 from diptych.domain.ports import KvChannel, MemorySpan, Region, RemotePiece
 from diptych.transfer.faults import Faults, FaultyChannel
 from diptych.transfer.reads import PendingRead, Reads
@@ -28,12 +28,12 @@ class MemoryFabric:
         self._regions: dict[str, Regions] = {}
 
     def open(self, host: str = "memory", port: int = 0, faults: Faults | None = None) -> KvChannel:
-        """A new channel, whose reads fail as `faults` say. Port 0: a free one. ValueError: it is taken."""
+        """A new channel, whose reads fail as `faults` say. Port 0: a free one. InvalidField: it is taken."""
         with self._lock:
             self._num_opened += 1
             address = f"{host}:{port or self._num_opened}"
             if address in self._regions:
-                raise ValueError(f"{address} is taken")
+                raise InvalidField("kv port", f"{address} is taken")
             self._regions[address] = regions = Regions()
         channel = MemoryChannel(self, address, regions)
         return channel if faults is None else FaultyChannel(channel, faults)

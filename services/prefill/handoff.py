@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from diptych.domain.engine_report import FailureInfo
 from diptych.domain.errors import DiptychError
@@ -23,8 +24,10 @@ from diptych.domain.records import PrefillJob
 from diptych.rpc.kv_codec import piece_to_proto
 from diptych.rpc.status import domain_errors
 from diptych.v1 import common_pb2, decode_pb2
-from diptych.v1.decode_pb2_grpc import DecodeAsyncStub
 from services.prefill.messages import AttemptKey, ChunkAnnounced, ManifestReady
+
+if TYPE_CHECKING:  # the name is in the stubs only
+    from diptych.v1.decode_pb2_grpc import DecodeAsyncStub
 
 BEGIN_TIMEOUT_S = 10.0
 HEARTBEAT_S = 0.5

@@ -14,6 +14,7 @@ import logging
 import time
 from collections import Counter
 from functools import partial
+from typing import TYPE_CHECKING
 
 from redis.asyncio import Redis
 
@@ -29,7 +30,7 @@ from diptych.store.bus import PrefillBus
 from diptych.store.directory import ChunkDirectory
 from diptych.store.membership import Membership
 from diptych.v1 import decode_pb2
-from diptych.v1.decode_pb2_grpc import DecodeAsyncStub, DecodeStub
+from diptych.v1.decode_pb2_grpc import DecodeStub
 from diptych.worker.service import checked_ready
 from services.prefill.config import PrefillServiceSettings
 from services.prefill.handoff import HandoffStream, Identity, ask_begin, key_of
@@ -44,6 +45,9 @@ from services.prefill.messages import (
     Stopped,
 )
 from services.prefill.sources import CACHE, DECODE
+
+if TYPE_CHECKING:  # the name is in the stubs only
+    from diptych.v1.decode_pb2_grpc import DecodeAsyncStub
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Peers that tests may kill, stop, or have misbehave.
 
-Run as a process it prints address and key of a region of 8 MiB and serves until stdin ends. With "stuck" it sends
-the first part of a read and then nothing; else it is an ordinary channel, on the port that is given.
+Run as a process it prints address and key of a region of 8 MiB and serves until stdin ends. With "stuck" it
+sends the first part of a read and then nothing; else it is an ordinary channel, on the port that is given.
 """
 
 import contextlib

@@ -19,7 +19,7 @@ from diptych.transfer.grpc_wire import CLIENT_OPTIONS, PART_BYTES, READ_METHOD
 from diptych.transfer.open import open_channel
 from diptych.v1.kv_pb2 import KvReadPart, KvReadRequest
 from diptych.v1.kv_pb2_grpc import KvTransferStub
-from tests.contract.channel_rig import WAIT_S, Memory, Started, black_hole, kv_threads, make_tls, piece, until
+from tests.contract.channel_rig import WAIT_S, Memory, Started, black_hole, kv_threads, make_tls, piece
 
 MIB = 1 << 20
 
@@ -163,7 +163,7 @@ def test_regions_are_closed_before_their_memory_may_be_freed(owner: GrpcChannel)
     closing = threading.Thread(target=owner.close)
     with owner._regions.borrow(region.key, 0, 8):
         closing.start()
-        until(lambda: not owner._regions._lock.acquire(blocking=False))
+        closing.join(0.2)
         assert closing.is_alive(), "close returned while bytes were being read"
     closing.join(WAIT_S)
     assert not closing.is_alive()

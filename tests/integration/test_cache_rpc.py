@@ -1,146 +1,28 @@
-"""The cache over gRPC, with a real store: what callers see, and what no message of theirs can do."""
+"""The cache over gRPC, with a real store: what its callers see, from the first offer to the last loan."""
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import grpc
 import pytest
-from redis.asyncio import Redis
 
-from diptych.domain.errors import DiptychError, Draining, InvalidField, LayoutMismatch, StoreUnavailable
-from diptych.domain.ids import Cell, ChunkHash, Epoch, WorkerId
-from diptych.domain.layout import WIRE_VERSION
-from diptych.domain.records import ChannelEndpoint, ChunkLocation, Role, Tier, WorkerRecord
-from diptych.rpc.chunks import CacheClient, Lent, Missed, Offered
-from diptych.rpc.dial import Dialer
-from diptych.rpc.kv_codec import piece_to_proto
-from diptych.rpc.status import from_rpc_error
-from diptych.store.connect import connect
-from diptych.store.directory import ChunkDirectory
-from diptych.store.embedded import EmbeddedServer
-from diptych.store.registry import Registry
-from diptych.transfer.faults import Faults
-from diptych.transfer.memory import MemoryFabric
-from diptych.v1 import cache_pb2, cache_pb2_grpc, worker_pb2, worker_pb2_grpc
+from diptych.domain.errors import Draining, StoreUnavailable
+from diptych.domain.ids import WorkerId
+from diptych.domain.records import ChunkLocation, Tier
+from diptych.rpc.chunks import Lent, Missed, Offered
+from diptych.v1 import worker_pb2
 from services.cache.arena import ALIGN
-from services.cache.config import CacheSettings
-from services.cache.service import CacheService
-from tests.support.cache_rig import FINGERPRINT, NUM_TOKENS, OTHER_FINGERPRINT, WAIT_S, Offering, Worker
-from tests.support.valkey import eventually, keys_of
-
-UNITS = 4
-SHARD = "test"
-
-
-class Rig:
-    """A cache service in this process, on a memory channel with faults; a registered worker; a caller."""
-
-    def __init__(self, server: EmbeddedServer, redis: Redis, settings: CacheSettings) -> None:
-        self.server = server
-        self.redis = redis
-        self.fabric, self.faults = MemoryFabric(), Faults()
-        self.service = CacheService(settings, redis, self.fabric.open(faults=self.faults))
-        self.worker = Worker(self.fabric.open())
-        self.registry = Registry(redis, SHARD)
-        self.directory = ChunkDirectory(redis, SHARD)
-        self.dialer = Dialer()
-        self.client = CacheClient(self.dialer)
-        self.has_left = False
-
-    async def start(self) -> None:
-        region = self.worker.region
-        mine = WorkerRecord(
-            WorkerId("decode"),
-            Role.DECODE,
-            Epoch(1),
-            Cell("main"),
-            "toy",
-            FINGERPRINT,
-            "127.0.0.1:1",
-            (ChannelEndpoint(region.kind, region.address),),
-        )
-        await self.registry.register(mine, 600.0)
-        await self.service.start()
-
-    async def leave(self) -> None:
-        self.has_left = True
-        await self.service.leave()
-
-    async def close(self) -> None:
-        if not self.has_left:
-            await self.leave()
-        await asyncio.to_thread(self.worker.channel.close)
-        await self.dialer.close()
-
-    @property
-    def stub(self) -> Any:
-        return cache_pb2_grpc.CacheStub(self.dialer.channel(self.service.address))
-
-    @property
-    def inspector(self) -> Any:
-        return worker_pb2_grpc.WorkerStub(self.dialer.channel(self.service.address))
-
-    async def offer(self, offering: Offering, fingerprint: str = FINGERPRINT) -> Offered:
-        return await self.client.offer(
-            self.service.address,
-            chunk_hash=offering.name,
-            fingerprint=fingerprint,
-            num_tokens=NUM_TOKENS,
-            piece=offering.piece,
-            digest=offering.digest,
-            timeout_s=WAIT_S,
-        )
-
-    async def lend(self, offering: Offering, fingerprint: str = FINGERPRINT) -> Lent | Missed:
-        return await self.client.lend(
-            self.service.address,
-            chunk_hash=offering.name,
-            fingerprint=fingerprint,
-            lease_s=60.0,
-            timeout_s=WAIT_S,
-        )
-
-    async def give_back(self, lease_id: int) -> bool:
-        return await self.client.give_back(self.service.address, lease_id, timeout_s=WAIT_S)
-
-    async def located(self, *offerings: Offering) -> set[ChunkHash]:
-        alive = {(peer.worker_id, peer.epoch) for peer in await self.registry.alive()}
-        return set(await self.directory.locate([offering.name for offering in offerings], alive))
-
-    async def status(self) -> worker_pb2.WorkerStatus:
-        return await self.inspector.Inspect(worker_pb2.InspectRequest(), timeout=WAIT_S)
-
-
-Make = Callable[..., Awaitable[Rig]]
+from tests.support.cache_rig import FINGERPRINT, NUM_TOKENS, OTHER_FINGERPRINT, WAIT_S, Worker
+from tests.support.cache_service import UNITS, Make, cache_services
+from tests.support.valkey import eventually
 
 
 @pytest.fixture
 async def make(tmp_path: Path) -> AsyncIterator[Make]:
-    """`await make(**settings)`: a started rig, which leaves no key behind."""
-    with EmbeddedServer(tmp_path / "v") as server:
-        async with AsyncExitStack() as stack:
-            redis = await connect(server.url)
-            stack.push_async_callback(redis.aclose)
-
-            async def start(**rest: object) -> Rig:
-                told = {"worker_id": "cache", "budget_bytes": UNITS * ALIGN, "drain_s": 5.0, **rest}
-                rig = Rig(server, redis, CacheSettings(redis_url=server.url, shard=SHARD, **told))
-                stack.push_async_callback(rig.close)
-                await rig.start()
-                return rig
-
-            yield start
-            await stack.aclose()
-            async with await connect(server.url) as last:
-                await Registry(last, SHARD).deregister(WorkerId("decode"), Epoch(1))
-                left = [key for key in await keys_of(last, SHARD) if not key.endswith(":workers")]
-            assert left == []
+    async with cache_services(tmp_path) as make:
+        yield make
 
 
 async def test_a_chunk_from_offer_to_give_back(make: Make) -> None:
@@ -232,88 +114,6 @@ async def test_the_callers_deadline_bounds_the_read_too(make: Make) -> None:
         return (await rig.status()).load.bytes_used == 0
 
     await eventually(is_over)
-
-
-def offer_request(offering: Offering, **changed: Any) -> cache_pb2.OfferRequest:
-    told: dict[str, Any] = {
-        "wire_version": WIRE_VERSION,
-        "chunk_hash": offering.name,
-        "fingerprint": FINGERPRINT,
-        "num_tokens": NUM_TOKENS,
-        "piece": piece_to_proto(offering.piece),
-        "digest": offering.digest,
-    }
-    return cache_pb2.OfferRequest(**{**told, **changed})
-
-
-def resized(offering: Offering, offset: int, num_bytes: int, region_bytes: int = 1 << 40) -> Any:
-    piece = piece_to_proto(offering.piece)
-    piece.offset, piece.num_bytes, piece.region.num_bytes = offset, num_bytes, region_bytes
-    return piece
-
-
-BAD_OFFERS: dict[str, tuple[Callable[[Offering], dict[str, Any]], type[DiptychError], str]] = {
-    "no wire version": (lambda _: {"wire_version": 0}, LayoutMismatch, "wire version"),
-    "later wire version": (lambda _: {"wire_version": WIRE_VERSION + 1}, LayoutMismatch, "wire version"),
-    "no fingerprint": (lambda _: {"fingerprint": ""}, LayoutMismatch, "fingerprint"),
-    "fingerprint with a line end": (
-        lambda _: {"fingerprint": FINGERPRINT + "\n"},
-        LayoutMismatch,
-        "fingerprint",
-    ),
-    "fingerprint of letters": (lambda _: {"fingerprint": "z" * 32}, LayoutMismatch, "fingerprint"),
-    "no hash": (lambda _: {"chunk_hash": b""}, InvalidField, "chunk_hash"),
-    "long hash": (lambda _: {"chunk_hash": bytes(17)}, InvalidField, "chunk_hash"),
-    "short digest": (lambda _: {"digest": bytes(15)}, InvalidField, "digest"),
-    "no tokens": (lambda _: {"num_tokens": 0}, InvalidField, "num_tokens"),
-    "too many tokens": (lambda _: {"num_tokens": 257}, InvalidField, "num_tokens"),
-    "no piece": (lambda _: {"piece": None}, InvalidField, "piece"),
-    "no bytes": (lambda o: {"piece": resized(o, 0, 0)}, InvalidField, "piece.num_bytes"),
-    "over the budget": (
-        lambda o: {"piece": resized(o, 0, UNITS * ALIGN + 1)},
-        InvalidField,
-        "piece.num_bytes",
-    ),
-    "past its region": (lambda o: {"piece": resized(o, 1, 64, 64)}, InvalidField, "piece.offset"),
-    "oversize": (lambda o: {"piece": resized(o, 0, 2**64 - 1, 2**64 - 1)}, InvalidField, "piece"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_OFFERS)
-async def test_a_bad_offer_changes_nothing(make: Make, case: str) -> None:
-    rig = await make()
-    changed, error, words = BAD_OFFERS[case]
-    offering = rig.worker.chunk(0)
-    with pytest.raises(grpc.RpcError) as raised:
-        await rig.stub.Offer(offer_request(offering, **changed(offering)))
-    refused = from_rpc_error(raised.value)
-    assert type(refused) is error
-    assert words in str(refused)
-    assert rig.faults.num_reads == 0
-    assert (await rig.status()).load.bytes_used == 0
-
-
-@pytest.mark.parametrize(
-    ("changed", "error", "words"),
-    [
-        ({"fingerprint": "x"}, LayoutMismatch, "fingerprint"),
-        ({"chunk_hash": bytes(15)}, InvalidField, "chunk_hash"),
-        ({"lease_s": 0.0}, InvalidField, "lease_s"),
-        ({"lease_s": -1.0}, InvalidField, "lease_s"),
-        ({"lease_s": math.nan}, InvalidField, "lease_s"),
-        ({"lease_s": math.inf}, InvalidField, "lease_s"),
-    ],
-)
-async def test_a_bad_loan_is_refused(
-    make: Make, changed: dict[str, Any], error: type[DiptychError], words: str
-) -> None:
-    rig = await make()
-    told = {"chunk_hash": bytes(16), "fingerprint": FINGERPRINT, "lease_s": 1.0, **changed}
-    with pytest.raises(grpc.RpcError) as raised:
-        await rig.stub.Lend(cache_pb2.LendRequest(**told))
-    refused = from_rpc_error(raised.value)
-    assert type(refused) is error
-    assert words in str(refused)
 
 
 async def test_leases_of_nobody_are_given_back_harmlessly(make: Make) -> None:

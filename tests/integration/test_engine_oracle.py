@@ -1,7 +1,8 @@
 """The engine against transformers, on the default model with its real weights, in fp32.
 
-The oracle reads the same directory with its own code. Ids are compared by forcing: where the oracle's highest logit
-after prompt and output so far is our next token at every step, its greedy continuation is ours.
+The oracle reads the same directory with its own code. Ids are compared by forcing: where the oracle's
+highest logit after prompt and output so far is our next token at every step, its greedy continuation is
+ours.
 """
 
 from __future__ import annotations
@@ -86,8 +87,24 @@ def test_logits_are_close_to_transformers(
     """Equal ids could hide an error that happens to change no argmax."""
     sequence = _sequences(prompts)[LENGTHS.index(257)]
     logits = runner.logits(StepPlan((sequence.step(),)))
-    assert logits is not None
-    torch.testing.assert_close(logits[0], oracle(torch.tensor([sequence.tokens])).logits[0, -1], atol=2e-4, rtol=1e-4)
+    expected = oracle(torch.tensor([sequence.tokens])).logits[0, -1:]
+    torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
+
+
+def test_logits_of_real_weights_do_not_depend_on_chunks_or_batch(
+    runner: TorchRunner, prompts: list[list[int]]
+) -> None:
+    sequences = _sequences(prompts)
+    long, others = sequences[LENGTHS.index(257)], sequences[:20]
+    whole = runner.logits(StepPlan((long.step(),)))
+    assert whole is not None
+    for other in others:
+        prefill(runner, other)
+    advance(runner, [*others, long], [None] * 20 + [100])
+    advance(runner, [long], [156])
+    chunked = runner.logits(StepPlan((*(other.step() for other in others), long.step())))
+    assert chunked is not None
+    assert torch.equal(chunked[-1], whole[0])
 
 
 def test_the_fast_profile_continues_sensibly(directory: Path) -> None:

@@ -16,7 +16,7 @@ TINY = {
     "num_key_value_heads": 2,
     "head_dim": 8,
     "vocab_size": 320,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 1024,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
     "hidden_act": "silu",
@@ -24,6 +24,16 @@ TINY = {
     "eos_token_id": 2,
     "bos_token_id": 1,
 }
+
+REAL_SHAPES = {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 64,
+}
+"""The default model's shapes, with fewer layers and the tiny vocabulary."""
 
 
 def write_config(directory: Path, **changes: Any) -> Path:

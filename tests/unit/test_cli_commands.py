@@ -216,11 +216,20 @@ def test_chat_greets_with_what_is_served(
 def test_status_as_tables_and_as_json(router: FakeRouter, capsys: pytest.CaptureFixture[str]) -> None:
     load = {"num_running": 2, "num_waiting": 1, "blocks_free": 5, "blocks_total": 8, "tpot_s": 0.0125}
     router.status.workers.append(worker("decode-0", worker_pb2.ROLE_DECODE, **load))
+    router.status.workers[0].counters.add(reason="stale", count=2)
     router.status.fallbacks.add(reason="no_prefill_worker", count=3)
 
     assert run("status") == 0
     table = capsys.readouterr().out
-    for part in (router.address, "decode-0", "2 + 1", "3/8", "12.5 ms", "no_prefill_worker 3", "4242"):
+    for part in (
+        router.address,
+        "decode-0",
+        "2 + 1",
+        "3/8",
+        "12.5 ms",
+        "no_prefill_worker 3",
+        "decode-0: stale 2",
+    ):
         assert part in table
 
     assert run("status", "--json") == 0
