@@ -90,10 +90,9 @@ def _check_port(port: int) -> None:
         try:
             socket.create_server((LOOPBACK, port)).close()
         except OSError as error:
+            reason = os.strerror(error.errno or 0)  # the exception's own text repeats the address
             advice = "choose another with --port, or leave it out for a free one"
-            raise InvalidField(
-                "port", f"cannot listen on {LOOPBACK}:{port} ({error.strerror}): {advice}"
-            ) from None
+            raise InvalidField("port", f"cannot listen on {LOOPBACK}:{port} ({reason}): {advice}") from None
 
 
 async def _check_store(url: str) -> None:

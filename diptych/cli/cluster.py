@@ -3,7 +3,7 @@
     start   the store first, then every service; a child that ends before all are ready ends the start
     ready   every child has printed its line, and the router lists every engine worker
     tick    called every few hundredths of a second: reaps what ended, starts what is due
-    stop    SIGTERM to all, a bounded wait, SIGKILL; the store last
+    stop    SIGTERM to the router, then to all others, a bounded wait, SIGKILL; the store last
 
 Everything happens in the caller's thread, the main one: the kernel ties a child to the life of the *thread*
 that started it. A router that is restarted gets the port that it had; others are found through the registry.
@@ -29,6 +29,8 @@ from diptych.store.embedded import EmbeddedServer
 TICK_S: Final = 0.05
 START_TIMEOUT_S: Final = 300.0
 STOP_GRACE_S: Final = 10.0
+SETTLE_S: Final = 1.0
+"""Two heartbeats: every process reads the registry with each of its own, so by then all know of all."""
 
 
 class StartFailed(OurError):
@@ -65,22 +67,19 @@ class Cluster:
     def start(
         self, report: Callable[[Change], None], leave: Callable[[], bool], timeout_s: float = START_TIMEOUT_S
     ) -> None:
-        """Returns when every child is ready and the router lists every worker.
+        """Returns when every child is ready, the router lists every worker, and they know of each other.
 
         Raises StartFailed when a child ends first, DeadlineExceeded when that takes too long, Cancelled when
         `leave` turns true. Whoever entered us stops what runs.
         """
         deadline = time.monotonic() + timeout_s
         while missing := self._missing():
-            changes = self.tick(time.monotonic())
-            self._give_up_on_the_dead()  # before the report that it will be started again
-            for change in changes:
-                report(change)
-            if leave():
-                raise Cancelled("asked to leave before everything was ready")
+            self._step_of_start(report, leave)
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(f"after {timeout_s:.0f} s not ready: {missing}; logs: {self._folder}")
-            time.sleep(TICK_S)
+        settled = time.monotonic() + SETTLE_S
+        while time.monotonic() < settled:
+            self._step_of_start(report, leave)
 
     def tick(self, now: float) -> list[Change]:
         """Reaps what has ended, starts what is due. Never raises for a child's sake."""
@@ -88,11 +87,16 @@ class Cluster:
 
     def stop(self, hurry: Callable[[], bool] = lambda: False, grace_s: float = STOP_GRACE_S) -> None:
         """Ends every child: in order within `grace_s`; then, or once `hurry` is true, at once. Idempotent."""
-        for member in self._services:
-            member.terminate()
         deadline = time.monotonic() + grace_s
-        while any(m.is_running for m in self._services) and not hurry() and time.monotonic() < deadline:
-            time.sleep(TICK_S)
+        others = [member for member in self._services if member is not self._router]
+        for leaving in (
+            [self._router],
+            others,
+        ):  # the router first: it lets streams end, and needs the others
+            for member in leaving:
+                member.terminate()
+            while any(m.is_running for m in leaving) and not hurry() and time.monotonic() < deadline:
+                time.sleep(TICK_S)
         for member in (*self._services, *([self._store] if self._store else [])):
             member.kill()
 
@@ -113,6 +117,15 @@ class Cluster:
 
         member = Member(spec.worker_id, spec.role.value, launch)
         return member
+
+    def _step_of_start(self, report: Callable[[Change], None], leave: Callable[[], bool]) -> None:
+        changes = self.tick(time.monotonic())
+        self._give_up_on_the_dead()  # before the report that it will be started again
+        for change in changes:
+            report(change)
+        if leave():
+            raise Cancelled("asked to leave before everything was ready")
+        time.sleep(TICK_S)
 
     def _missing(self) -> str:
         """What is not ready yet, in words; empty when everything is."""

@@ -21,7 +21,9 @@ from diptych.domain.ids import CHUNK_TOKENS
 
 QUESTION: Final = "In two sentences: why do prefill and decode get into each other's way on one machine?"
 MAX_TOKENS: Final = 96
-BAR_CELLS: Final = 48
+BAR_CELLS: Final = range(12, 49)
+TEXT_CELLS: Final = 68
+"""What the columns beside the bars need."""
 
 
 class NotDisaggregated(OurError):
@@ -39,7 +41,7 @@ def run_demo(model: str, profile: str) -> None:
             message = {"role": "user", "content": f"{text}\n{QUESTION}"}
             finish = say(client.generate(messages=[message], max_tokens=MAX_TOKENS), [])
         out.print()
-        out.print(trail_table(finish.trail))
+        out.print(trail_table(finish.trail, out.width))
         problems = what_is_missing(finish.trail)
         if problems:
             raise NotDisaggregated(f"the KV did not cross as it should: {'; '.join(problems)}")
@@ -71,26 +73,27 @@ def proof(trail: Trail) -> str:
     )
 
 
-def trail_table(trail: Trail) -> Table:
+def trail_table(trail: Trail, width: int) -> Table:
     """Each phase with its time, a bar on one time axis, and what belongs to it; then the sums."""
+    cells = min(max(width - TEXT_CELLS, BAR_CELLS[0]), BAR_CELLS[-1])
     phases = waterfall.bars(trail)
     total_s = waterfall.axis(phases)
-    crossed = (
-        f"{figures.size(trail.kv_bytes)} in {trail.num_chunks} chunks over {trail.channel or 'no channel'}"
-    )
     notes = {
         "queue": "until a prefill worker began",
         "prefill": f"{trail.num_prompt_tokens} tokens on {trail.prefill_worker or trail.decode_worker}",
-        "hand-off, exposed": f"{crossed}, {figures.milliseconds(trail.handoff_s)} of reads",
+        "hand-off": (
+            f"exposed of {figures.milliseconds(trail.handoff_s)} of reads; "
+            f"{figures.size(trail.kv_bytes)} in {trail.num_chunks}"
+        ),
         "decode": f"{trail.num_output_tokens} tokens on {trail.decode_worker}",
     }
     table = Table(title=f"where {figures.milliseconds(total_s)} went", title_justify="left")
     table.add_column("phase")
     table.add_column("time", justify="right")
-    table.add_column("", width=BAR_CELLS, no_wrap=True)
+    table.add_column("", width=cells, no_wrap=True)
     table.add_column("")
     for phase in phases:
-        bar = Text(waterfall.draw(phase, total_s, BAR_CELLS), phase.style)
+        bar = Text(waterfall.draw(phase, total_s, cells), phase.style)
         took = figures.milliseconds(phase.end_s - phase.begin_s)
         table.add_row(phase.name, took, bar, escape(notes[phase.name]))
     table.add_section()

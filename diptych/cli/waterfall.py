@@ -27,7 +27,7 @@ def bars(trail: Trail) -> list[Bar]:
     return [
         Bar("queue", 0.0, trail.queue_s, "yellow"),
         Bar("prefill", trail.queue_s, prefilled_s, "cyan"),
-        Bar("hand-off, exposed", max(0.0, trail.ttft_s - trail.exposed_s), trail.ttft_s, "magenta"),
+        Bar("hand-off", max(0.0, trail.ttft_s - trail.exposed_s), trail.ttft_s, "magenta"),
         Bar("decode", trail.ttft_s, trail.ttft_s + trail.decode_s, "green"),
     ]
 

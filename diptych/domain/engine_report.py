@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class FailureInfo:
+    """An error that crosses the pair of processes: `kind` is its class in the error tree."""
+
     kind: str
     message: str
     retry: bool = False

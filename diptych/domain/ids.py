@@ -9,10 +9,12 @@ WorkerId = NewType("WorkerId", str)
 """Stable over restarts of the same worker; `Epoch` tells the restarts apart."""
 
 Epoch = NewType("Epoch", int)
-"""63 random bits drawn once per process start. A reference with another epoch is stale and changes nothing."""
+"""63 random bits drawn once per process start. A reference with another epoch is stale and changes
+nothing."""
 
 Attempt = NewType("Attempt", int)
-"""Counts the prefills of one request, from 1. Minted by the decode worker's answer to `Begin`, nowhere else."""
+"""Counts the prefills of one request, from 1. Minted by the decode worker's answer to `Begin`, nowhere
+else."""
 
 BlockId = NewType("BlockId", int)
 """Index of a block within one layer group's pool."""

@@ -1,7 +1,8 @@
 """What KV looks like: layer groups, dtypes, the canonical wire layout of a chunk, and its fingerprint.
 
-A model's layers fall into *groups* that share a shape and a rule of what to keep. Each group has its own pool and
-its own block table. Llama has one group, Gemma 3 two, a state-space model a group of fixed-size state.
+A model's layers fall into *groups* that share a shape and a rule of what to keep. Each group has its own
+pool and its own block table. Llama has one group, Gemma 3 two, a state-space model a group of fixed-size
+state.
 
 The canonical wire layout of a chunk of `n` tokens is, little-endian and without padding:
 
@@ -25,6 +26,8 @@ WIRE_VERSION = 1
 
 
 class GroupKind(Enum):
+    """What a group's layers keep: every token, a window of them, or a state of fixed size."""
+
     FULL = "full"
     SLIDING = "sliding"
     STATE = "state"

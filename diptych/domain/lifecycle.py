@@ -7,7 +7,8 @@
 
     prefill   QUEUED ─▶ COMPUTING ─▶ ANNOUNCED ─▶ DONE     FAILED, ABORTED from every live state
 
-A first token that ends the request finishes it from where it was drawn or landed. Terminal states are left never.
+A first token that ends the request finishes it from where it was drawn or landed. Terminal states are left
+never.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from diptych.domain.errors import Internal
 
 
 class DecodeState(Enum):
+    """Where a request is on its decode worker."""
+
     ADMITTED = "admitted"
     PREFILLING_LOCALLY = "prefilling_locally"
     AWAITING_KV = "awaiting_kv"
@@ -29,6 +32,8 @@ class DecodeState(Enum):
 
 
 class DecodeEvent(Enum):
+    """What moves it."""
+
     PREFILL_LOCALLY = "prefill_locally"
     ASK_PREFILL = "ask_prefill"
     FIRST_TOKEN = "first_token"
@@ -40,6 +45,8 @@ class DecodeEvent(Enum):
 
 
 class PrefillState(Enum):
+    """Where an attempt is on its prefill worker."""
+
     QUEUED = "queued"
     COMPUTING = "computing"
     ANNOUNCED = "announced"
@@ -49,6 +56,8 @@ class PrefillState(Enum):
 
 
 class PrefillEvent(Enum):
+    """What moves it."""
+
     START = "start"
     LAST_CHUNK = "last_chunk"
     ALL_RELEASED = "all_released"

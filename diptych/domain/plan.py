@@ -2,8 +2,9 @@
 
     plan = scheduler.plan(now)  →  outcome = runner.run(plan)  →  effects = scheduler.commit(plan, outcome)
 
-A plan names sequences with their new tokens and their block tables; a mixed batch of decodes (one token each) and
-prefill chunks (many tokens) is ordinary. A plan lends its sequences' lists: they do not change until `commit`.
+A plan names sequences with their new tokens and their block tables; a mixed batch of decodes (one token
+each) and prefill chunks (many tokens) is ordinary. A plan lends its sequences' lists: they do not change
+until `commit`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ BlockTables = tuple[Sequence[BlockId], ...]
 class SequenceStep:
     """One sequence's part of a step: run `tokens` at positions `start` onwards and write their KV.
 
-    `tables` cover `start + len(tokens)` positions; KV before `start` is already there. With `sample` the token at
-    position `start + len(tokens)` is drawn; without it no logits are computed.
+    `tables` cover `start + len(tokens)` positions; KV before `start` is already there. With `sample` the
+    token at position `start + len(tokens)` is drawn; without it no logits are computed.
     """
 
     request_id: RequestId
@@ -39,6 +40,8 @@ class SequenceStep:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
+    """All that runs in one step."""
+
     steps: tuple[SequenceStep, ...]
 
     @property
@@ -50,8 +53,8 @@ class StepPlan:
 class StepOutcome:
     """`tokens[i]` is what `plan.steps[i]` drew, NOT_SAMPLED where it asked for none.
 
-    `aborted`: the runner was told to stop between two layers; nothing was drawn and the KV of the step's tokens is
-    undefined (their blocks still belong to their requests).
+    `aborted`: the runner was told to stop between two layers; nothing was drawn and the KV of the step's
+    tokens is undefined (their blocks still belong to their requests).
     """
 
     tokens: Sequence[int]

@@ -1,8 +1,8 @@
 """The seams between rooms, as Protocols: the runner with its KV pool, and the KV channel.
 
-**Who owns what.** A runner owns its pool's memory; the scheduler owns which block belongs to whom. A channel owns
-nothing: it registers memory that others own, lets peers read it, and reads peers' memory into ours. No Protocol here
-has a way to write into another process.
+**Who owns what.** A runner owns its pool's memory; the scheduler owns which block belongs to whom. A channel
+owns nothing: it registers memory that others own, lets peers read it, and reads peers' memory into ours. No
+Protocol here has a way to write into another process.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class KvChannel(Protocol):
 
     @property
     def kind(self) -> str:
-        """"memory", "grpc" or "nixl"."""
+        """ "memory", "grpc" or "nixl"."""
 
     def register(self, memory: MemorySpan) -> Region:
         """Lets peers read `memory` until `close`. `memory` must stay alive until then."""
@@ -129,8 +129,8 @@ class Runner(Protocol):
         """Runs one step. `stop` is polled between layers; once true, the outcome is `aborted`."""
 
     def pack(self, tables: BlockTables, start: int, num_tokens: int, out: MemorySpan) -> bytes:
-        """Writes positions `start` to `start + num_tokens` in the canonical wire layout to `out`, which has exactly
-        `layout.chunk_bytes(num_tokens)` bytes. Returns the 16-byte digest of what was written."""
+        """Writes positions `start` to `start + num_tokens` in the canonical wire layout to `out`, which has
+        exactly `layout.chunk_bytes(num_tokens)` bytes. Returns the 16-byte digest of what was written."""
 
     def digest(self, data: MemorySpan) -> bytes:
         """16-byte digest (XXH3-128, big-endian) of `data`."""

@@ -1,9 +1,9 @@
 """Sampling parameters, and randomness as a function.
 
-Randomness is counter-based: every draw is f(seed, choice, position, draw) and nothing else, so that a token does
-not depend on its batch, its worker, or on what happened before a failover. `position` is the index of the sampled
-token in prompt + output. The mixer is SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
-generators", OOPSLA 2014).
+Randomness is counter-based: every draw is f(seed, choice, position, draw) and nothing else, so that a token
+does not depend on its batch, its worker, or on what happened before a failover. `position` is the index of
+the sampled token in prompt + output. The mixer is SplitMix64 (Steele, Lea, Flood: "Fast splittable
+pseudorandom number generators", OOPSLA 2014).
 """
 
 from __future__ import annotations

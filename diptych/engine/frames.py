@@ -2,7 +2,8 @@
 
     frame = length (4 bytes, little-endian) + MessagePack of one inbox or outbox
 
-The pair of sockets is inherited by the child and never listens anywhere; frames are typed and bounded all the same.
+The pair of sockets is inherited by the child and never listens anywhere; frames are typed and bounded all
+the same.
 """
 
 from __future__ import annotations

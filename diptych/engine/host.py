@@ -1,7 +1,7 @@
 """What every engine process does around its loop: settings in, one "ready" or one reason why not, then turns.
 
-It ignores SIGINT and SIGTERM: both go to a whole process group or come from outside, and the I/O process, which
-drains first, ends us by closing the pair.
+It ignores SIGINT and SIGTERM: both go to a whole process group or come from outside, and the I/O process,
+which drains first, ends us by closing the pair.
 """
 
 from __future__ import annotations

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
+from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 from diptych.engine.frames import HEADER, FrameCodec, frame_length
 
-In = TypeVar("In", covariant=True)
+In = TypeVar("In")
+InOnly = TypeVar("InOnly", covariant=True)
 
 
-class Post(Protocol[In]):
+class Post(Protocol[InOnly]):
     """What a loop needs of a mailbox."""
 
-    def receive(self, timeout_s: float) -> list[In]: ...
+    def receive(self, timeout_s: float) -> Sequence[InOnly]: ...
 
     def send(self, outbox: object) -> None: ...
 
@@ -54,10 +57,8 @@ class Mailbox(Generic[In]):
 
     def wake(self) -> None:
         """Makes a waiting `receive` return. From any thread; a full pipe means that it will wake anyway."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             self._wake_sender.send(b"\0")
-        except BlockingIOError:
-            pass
 
     def close(self) -> None:
         for end in (self._connection, self._wake_receiver, self._wake_sender):

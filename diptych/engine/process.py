@@ -1,7 +1,7 @@
 """The I/O process's end of the pair: starts the engine process, and exchanges batches with it from asyncio.
 
-Spawned, never forked: a new interpreter that inherits one end of a socket pair and nothing else. It leaves by itself
-when the pair closes, so that it can't outlive its parent, however that died.
+Spawned, never forked: a new interpreter that inherits one end of a socket pair and nothing else. It leaves
+by itself when the pair closes, so that it can't outlive its parent, however that died.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from diptych.engine.plan_check import check_plan
 from diptych.engine.pool import TORCH_DTYPES, KvPool
 from diptych.engine.sampler import Draw, sample
 from diptych.engine.settings import EngineSettings, Profile
-from diptych.engine.weight_source import WeightSource
-from diptych.engine.weights import num_parameters, open_weights, random_weights
+from diptych.engine.weight_source import RandomWeights, WeightSource
+from diptych.engine.weights import HEAD, num_parameters, shapes_of
 
 _ROW_TILE = 16
 """Rows of every product in the exact profile: few enough for one decode, enough for a prefill."""
@@ -120,9 +120,14 @@ def _form(dtype: torch.dtype, device: str, is_exact: bool) -> Form:
 
 
 def _weight_source(settings: EngineSettings, directory: Path, config: ModelConfig) -> WeightSource:
+    shapes = shapes_of(config)
     if settings.random_weights_seed is not None:
-        return random_weights(config, settings.random_weights_seed)
-    return open_weights(directory, config)
+        return RandomWeights(config, shapes, settings.random_weights_seed)
+    # Here, so that a machine without weights needs no packages to read them.
+    from diptych.engine.weight_files import WeightFiles
+
+    # A tied model's file may carry the head as a copy of the embeddings; we use the embeddings.
+    return WeightFiles(directory, shapes, frozenset({HEAD}))
 
 
 def _layout(name: str, digest: bytes, config: ModelConfig, dtype: KvDtype) -> KvLayout:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from diptych.engine.config import ModelConfig
-from diptych.engine.weight_source import RandomWeights, WeightFiles, WeightSource
+from diptych.engine.weight_source import WeightSource
 
 EMBED = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -30,7 +29,7 @@ class LayerWeights:
 
 
 def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor that a checkpoint of this config must hold."""
+    """Every tensor that a model of this config must hold."""
     hidden, ff = config.hidden_size, config.ff_size
     q_size, kv_size, _ = config.qkv_sizes
     shapes: dict[str, tuple[int, ...]] = {EMBED: (config.vocab_size, hidden), NORM: (hidden,)}
@@ -54,17 +53,6 @@ def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def num_parameters(config: ModelConfig) -> int:
     """Elements over all tensors."""
     return sum(torch.Size(shape).numel() for shape in shapes_of(config).values())
-
-
-def open_weights(directory: Path, config: ModelConfig) -> WeightFiles:
-    """The files in `directory`, checked. Raises Unsupported; see `WeightFiles`."""
-    # A tied model's file may carry the head as a copy of the embeddings; we use the embeddings.
-    return WeightFiles(directory, shapes_of(config), frozenset({HEAD}))
-
-
-def random_weights(config: ModelConfig, seed: int) -> RandomWeights:
-    """Seeded random weights of real shapes."""
-    return RandomWeights(config, shapes_of(config), seed)
 
 
 def layer_weights(

@@ -1,4 +1,5 @@
-"""What every service is told at its start: flags first, then `DIPTYCH_*`, then defaults. Read once, in `__main__`."""
+"""What every service is told at its start: flags first, then `DIPTYCH_*`, then defaults. Read once, in
+`__main__`."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from typing import Any, Self, TypeVar
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from diptych.rpc.tls import TlsSettings, tls_from_files
 
 S = TypeVar("S", bound="ServiceSettings")
 
@@ -56,6 +59,11 @@ class ServiceSettings(BaseSettings):
         """The host that peers are told to dial."""
         return self.advertise or self.listen_host
 
+    @property
+    def tls(self) -> TlsSettings | None:
+        """The certificates to show and to trust; None: plain text."""
+        return tls_from_files(self.tls_cert, self.tls_key, self.tls_ca)
+
     def named(self, role: str) -> Self:
         """The same settings with a worker id, made up where none was given."""
         if self.worker_id:
@@ -79,5 +87,5 @@ def read_settings(settings_type: type[S], role: str, argv: list[str] | None = No
     except ValidationError as error:
         for problem in error.errors():
             flag = "--" + ".".join(str(part) for part in problem["loc"]).replace("_", "-")
-            print(f"{role}: {flag}: {problem['msg']}", file=sys.stderr)
+            print(f"{role}: {flag}: {problem['msg']}", file=sys.stderr)  # noqa: T201
         raise SystemExit(2) from None

@@ -74,6 +74,21 @@ class TlsSettings:
         return pem
 
 
+def tls_from_files(cert: str, key: str, ca: str) -> TlsSettings | None:
+    """What three PEM files say, of which any may be empty; None, which is plain text, when all are.
+
+    With an authority TLS is mutual.
+    """
+    if not (cert or key or ca):
+        return None
+    return TlsSettings(
+        ca=Path(ca) if ca else None,
+        cert=Path(cert) if cert else None,
+        key=Path(key) if key else None,
+        require_client_cert=bool(ca),
+    )
+
+
 def _read(field: str, path: Path) -> bytes:
     try:
         return path.read_bytes()

@@ -18,6 +18,9 @@ from redis.exceptions import AuthenticationError
 from diptych.domain.errors import InvalidField, StoreUnavailable, Unsupported
 from diptych.store.shard import CALL_TIMEOUT_S, answering
 
+Connection = Redis
+"""What the other rooms pass around without importing Redis."""
+
 SCHEMES = ("redis", "rediss", "unix")
 OPTIONS = re.compile(r"db|username|password|ssl_\w+")
 MAX_CONNECTIONS = 32

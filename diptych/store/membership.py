@@ -21,6 +21,7 @@ A registration under our name with a later epoch is a newer start of the same wo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import secrets
@@ -83,6 +84,11 @@ class Membership:
         """One worker last known alive, of this epoch if one is asked for; else None."""
         peer = self._peers.get(worker_id)
         return peer if peer and epoch in (None, peer.epoch) else None
+
+    async def refresh(self) -> None:
+        """Looks who is alive now, not only at the next beat. Never raises; without the store nothing changes."""
+        with contextlib.suppress(StoreUnavailable):
+            await self._look_around()
 
     async def start(self) -> None:
         """Registers, takes the first snapshot and starts to beat.

@@ -34,9 +34,9 @@ def decode_part(message: bytes) -> tuple[int, memoryview]:
     Raises TransferFailed when it is none.
     """
     try:
-        offset, at = _read_varint(message, 1) if message[0] == _OFFSET_TAG else (0, 0)
+        offset, at = _read_varint(message, 1, 9) if message[0] == _OFFSET_TAG else (0, 0)
         if message[at] == _DATA_TAG:
-            size, at = _read_varint(message, at + 1)
+            size, at = _read_varint(message, at + 1, 4)
             if at + size == len(message):
                 return offset, memoryview(message)[at:]
     except IndexError:
@@ -56,13 +56,13 @@ def _append_varint(out: bytearray, value: int) -> None:
     out.append(value)
 
 
-def _read_varint(message: bytes, at: int) -> tuple[int, int]:
-    """Value and end of the varint at `at`. IndexError when it has no end within 64 bits."""
+def _read_varint(message: bytes, at: int, most_bytes: int) -> tuple[int, int]:
+    """Value and end of the varint at `at`. IndexError when it does not end within `most_bytes`."""
     value = 0
-    for shift in range(0, 64, 7):
+    for i in range(most_bytes):
         byte = message[at]
         at += 1
-        value |= (byte & 0x7F) << shift
+        value |= (byte & 0x7F) << 7 * i
         if byte < 0x80:
             return value, at
     raise IndexError

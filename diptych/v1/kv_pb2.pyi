@@ -90,6 +90,7 @@ class KvReadRequest(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     NUM_BYTES_FIELD_NUMBER: _builtins.int
     wire_version: _builtins.int
+    """Compared before anything else is looked at."""
     region_key: _builtins.bytes
     offset: _builtins.int
     num_bytes: _builtins.int

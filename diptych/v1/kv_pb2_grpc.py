@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class KvTransferStub:
-    """Missing associated documentation comment in .proto file."""
+    """Serves registered memory to whoever knows a region's key. Nobody can write through it.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -42,10 +43,14 @@ class KvTransferStub:
 
 
 class KvTransferServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Serves registered memory to whoever knows a region's key. Nobody can write through it.
+    """
 
     def Read(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The bytes asked for, in order and without gaps, in parts of at most 1 MiB. Needs a deadline.
+        FAILED_PRECONDITION: another wire version. NOT_FOUND: the key is unknown or stale.
+        INVALID_ARGUMENT: bytes outside of the region, or no deadline.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -67,7 +72,8 @@ def add_KvTransferServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KvTransfer:
-    """Missing associated documentation comment in .proto file."""
+    """Serves registered memory to whoever knows a region's key. Nobody can write through it.
+    """
 
     @staticmethod
     def Read(request,

@@ -27,23 +27,41 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class KvTransferStub:
+    """Serves registered memory to whoever knows a region's key. Nobody can write through it."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> KvTransferAsyncStub: ...
     Read: _grpc.UnaryStreamMultiCallable[_kv_pb2.KvReadRequest, _kv_pb2.KvReadPart]
+    """The bytes asked for, in order and without gaps, in parts of at most 1 MiB. Needs a deadline.
+    FAILED_PRECONDITION: another wire version. NOT_FOUND: the key is unknown or stale.
+    INVALID_ARGUMENT: bytes outside of the region, or no deadline.
+    """
 
 @_typing.type_check_only
 class KvTransferAsyncStub(KvTransferStub):
+    """Serves registered memory to whoever knows a region's key. Nobody can write through it."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     Read: _aio.UnaryStreamMultiCallable[_kv_pb2.KvReadRequest, _kv_pb2.KvReadPart]  # type: ignore[assignment]
+    """The bytes asked for, in order and without gaps, in parts of at most 1 MiB. Needs a deadline.
+    FAILED_PRECONDITION: another wire version. NOT_FOUND: the key is unknown or stale.
+    INVALID_ARGUMENT: bytes outside of the region, or no deadline.
+    """
 
 class KvTransferServicer(metaclass=_abc_1.ABCMeta):
+    """Serves registered memory to whoever knows a region's key. Nobody can write through it."""
+
     @_abc_1.abstractmethod
     def Read(
         self,
         request: _kv_pb2.KvReadRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_kv_pb2.KvReadPart], _abc.AsyncIterator[_kv_pb2.KvReadPart]]: ...
+    ) -> _typing.Union[_abc.Iterator[_kv_pb2.KvReadPart], _abc.AsyncIterator[_kv_pb2.KvReadPart]]:
+        """The bytes asked for, in order and without gaps, in parts of at most 1 MiB. Needs a deadline.
+        FAILED_PRECONDITION: another wire version. NOT_FOUND: the key is unknown or stale.
+        INVALID_ARGUMENT: bytes outside of the region, or no deadline.
+        """
 
 def add_KvTransferServicer_to_server(servicer: KvTransferServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -73,6 +73,7 @@ class WorkerStatus(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
+    NUM_PREFILL_WORKERS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     role: Global___Role.ValueType
     epoch: _builtins.int
@@ -80,6 +81,8 @@ class WorkerStatus(_message.Message):
     model: _builtins.str
     fingerprint: _builtins.str
     pid: _builtins.int
+    num_prefill_workers: _builtins.int
+    """Decode workers: prefill workers that they could hand a prompt to."""
     @_builtins.property
     def load(self) -> Global___Load: ...
     @_builtins.property
@@ -96,10 +99,11 @@ class WorkerStatus(_message.Message):
         load: Global___Load | None = ...,
         counters: _abc.Iterable[_common_pb2.Fallback] | None = ...,
         pid: _builtins.int = ...,
+        num_prefill_workers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "counters", b"counters", "epoch", b"epoch", "fingerprint", b"fingerprint", "load", b"load", "model", b"model", "pid", b"pid", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "counters", b"counters", "epoch", b"epoch", "fingerprint", b"fingerprint", "load", b"load", "model", b"model", "num_prefill_workers", b"num_prefill_workers", "pid", b"pid", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

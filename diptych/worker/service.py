@@ -3,8 +3,8 @@
     port bound, NOT_SERVING ─▶ engine ready ─▶ store reached ─▶ registered, SERVING ─▶ …
     … asked to leave, replaced, or engine gone ─▶ deregistered ─▶ streams drained ─▶ engine stopped
 
-Ready means: the model is loaded, the engine has answered lately, and the store has been reached once. Later the store
-may go; the worker stays.
+Ready means: the model is loaded, the engine has answered lately, and the store has been reached once. Later
+the store may go; the worker stays.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Protocol
-
-from redis.asyncio import Redis
 
 from diptych.domain.engine_report import EngineLoad, EngineReady
 from diptych.domain.errors import PeerLost, named_error
@@ -25,8 +22,7 @@ from diptych.domain.records import ChannelEndpoint, Role, WorkerLoad, WorkerReco
 from diptych.rpc.dial import Dialer
 from diptych.rpc.server import Registration, RpcServer, serve
 from diptych.rpc.settings import ServiceSettings
-from diptych.rpc.tls import TlsSettings
-from diptych.store.connect import connect
+from diptych.store.connect import Connection, connect
 from diptych.store.membership import Membership
 from diptych.store.registry import Registry
 
@@ -51,7 +47,7 @@ class WorkerProcess(Protocol):
     async def start(self) -> None:
         """Starts the engine and waits until it is ready."""
 
-    def join(self, redis: Redis, membership: Membership, dialer: Dialer) -> None:
+    def join(self, redis: Connection, membership: Membership, dialer: Dialer) -> None:
         """The store has been reached; work may begin."""
 
     async def run(self) -> None:
@@ -67,18 +63,6 @@ class WorkerProcess(Protocol):
         """Ends tasks and the engine."""
 
 
-def tls_settings(settings: ServiceSettings) -> TlsSettings | None:
-    """The certificates to show and to trust; None without."""
-    if not settings.tls_cert and not settings.tls_ca:
-        return None
-    return TlsSettings(
-        ca=Path(settings.tls_ca) if settings.tls_ca else None,
-        cert=Path(settings.tls_cert) if settings.tls_cert else None,
-        key=Path(settings.tls_key) if settings.tls_key else None,
-        require_client_cert=bool(settings.tls_ca),
-    )
-
-
 async def run_worker(
     settings: ServiceSettings,
     role: Role,
@@ -91,7 +75,7 @@ async def run_worker(
 
     Raises the error that kept it from starting, and PeerLost when its engine died.
     """
-    tls = tls_settings(settings)
+    tls = settings.tls
     server = await serve(registrations, address=settings.listen, tls=tls, serving=False)
     try:
         await worker.start()
@@ -104,7 +88,7 @@ async def run_worker(
         worker.join(redis, membership, dialer)
         try:
             await membership.start()
-            print(f"{role.value} {settings.worker_id} listening on {address}", flush=True)
+            print(f"{role.value} {settings.worker_id} listening on {address}", flush=True)  # noqa: T201
             await _work(worker, server, membership, leave, settings.drain_s)
         finally:
             await membership.stop()

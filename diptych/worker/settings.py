@@ -9,6 +9,7 @@ from pydantic import Field
 from diptych.engine.catalog import DEFAULT, ModelRef
 from diptych.engine.settings import EngineSettings, Profile
 from diptych.rpc.settings import ServiceSettings
+from diptych.worker.channel import ChannelSettings
 
 
 class WorkerSettings(ServiceSettings):
@@ -24,6 +25,12 @@ class WorkerSettings(ServiceSettings):
     max_context: int | None = Field(None, ge=2, description="positions of a request; empty: the model's own")
     channel: Literal["grpc"] = Field("grpc", description="how KV crosses")
     toy_step_delay_s: float = Field(0.0, ge=0, le=60, description="how long a step of the toy model takes")
+
+    def channel_settings(self) -> ChannelSettings:
+        """What the engine process needs to open its KV channel."""
+        return ChannelSettings(
+            self.channel, self.listen_host, self.advertise_host, self.tls_cert, self.tls_key, self.tls_ca
+        )
 
     def engine_settings(self, model: ModelRef) -> EngineSettings:
         """What the engine process needs of it."""

@@ -6,15 +6,17 @@ import asyncio
 import logging
 import sys
 from contextlib import closing
-from pathlib import Path
 
 from diptych.domain.errors import Stale
 from diptych.rpc.process import run_service
 from diptych.rpc.settings import read_settings
 from diptych.rpc.tls import TlsSettings
 from diptych.store.connect import connect
+from diptych.store.directory import ChunkDirectory
+from diptych.store.registry import Registry
 from diptych.transfer.channel_tls import ChannelTls
 from diptych.transfer.open import open_channel
+from diptych.worker.service import tls_settings
 from services.cache.config import CacheSettings
 from services.cache.service import CacheService
 
@@ -31,18 +33,20 @@ def main() -> int:
 
 async def run(settings: CacheSettings, leave: asyncio.Event) -> None:
     """Serves until `leave` is set. Raises Stale when a later start of this worker has taken its name."""
-    tls = _tls(settings)
+    tls = tls_settings(settings)
     redis = await connect(settings.redis_url)
     try:
         channel = open_channel(
             settings.channel,
-            settings.kv_host or settings.listen_host,
+            settings.listen_host,
             settings.kv_port,
             advertise_host=settings.advertise or None,
             tls=_channel_tls(tls) if tls else None,
         )
         with closing(channel):
-            service = CacheService(settings, redis, channel)
+            service = CacheService(
+                settings, Registry(redis, settings.shard), ChunkDirectory(redis, settings.shard), channel
+            )
             try:
                 await service.start(tls)
                 sys.stdout.write(f"cache {settings.worker_id} listening on {service.address}\n")
@@ -64,15 +68,6 @@ async def _first(*events: asyncio.Event) -> None:
     finally:
         for wait in waits:
             wait.cancel()
-
-
-def _tls(settings: CacheSettings) -> TlsSettings | None:
-    """What the settings say about certificates; None: plain text. With an authority it is mutual."""
-    if not (settings.tls_cert or settings.tls_key or settings.tls_ca):
-        return None
-    files = (settings.tls_ca, settings.tls_cert, settings.tls_key)
-    ca, cert, key = (Path(name) if name else None for name in files)
-    return TlsSettings(ca, cert, key, require_client_cert=ca is not None)
 
 
 def _channel_tls(tls: TlsSettings) -> ChannelTls:

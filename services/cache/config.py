@@ -18,8 +18,7 @@ class CacheSettings(ServiceSettings):
         ByteSize(1 << 30), validate_default=True, description="host memory for chunks, such as 4GiB"
     )
     channel: Literal["grpc"] = Field("grpc", description="how chunks are read, here and by others")
-    kv_host: str = Field("", description="host that the channel listens on; empty: that of `listen`")
-    kv_port: int = Field(0, ge=0, le=65535, description="its port; 0 takes a free one")
+    kv_port: int = Field(0, ge=0, le=65535, description="port that the channel listens on; 0: a free one")
     read_s: float = Field(10.0, gt=0, le=600, description="most seconds that reading a chunk may take")
     max_reads: int = Field(8, ge=1, le=1024, description="chunks that are read at the same time")
     max_leases: int = Field(4096, ge=1, le=1_000_000, description="loans that are out at the same time")

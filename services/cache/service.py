@@ -18,8 +18,6 @@ import random
 import time
 from functools import partial
 
-from redis.asyncio import Redis
-
 from diptych.domain.errors import StoreUnavailable
 from diptych.domain.ids import Cell, WorkerId
 from diptych.domain.ports import KvChannel, Region
@@ -46,19 +44,21 @@ REPUBLISH_S = ENTRY_TTL_S / 4
 class CacheService:
     """Belongs to one event loop. `leave` ends what `start` began; the store's client is the caller's."""
 
-    def __init__(self, settings: CacheSettings, redis: Redis, channel: KvChannel) -> None:
+    def __init__(
+        self, settings: CacheSettings, registry: Registry, directory: ChunkDirectory, channel: KvChannel
+    ) -> None:
         """Takes over `channel`. Raises InvalidField when the memory can't be had."""
         self._settings = settings
         self.epoch = new_epoch()
         self._worker_id = WorkerId(settings.worker_id)
         self.membership = Membership(
-            Registry(redis, settings.shard),
+            registry,
             self.record,
             settings.heartbeat_s,
             settings.ttl_s,
             lambda: self.keeper.republish(),
         )
-        self._directory = ChunkDirectory(redis, settings.shard)
+        self._directory = directory
         self.publisher = Publisher(self._directory, self._worker_id, self.epoch)
         self.keeper = ChunkKeeper(
             HostTier(settings.arena_bytes, settings.max_reads, settings.max_leases, settings.max_lease_s),

@@ -18,8 +18,8 @@ timer. Lease ids come from the caller, who makes them unguessable and fresh; an 
 unknown.
 
 **What to evict.** Walking from the least recently used, chunks are freed on a trial copy of the arena until a
-free run is long enough; then only those inside that run are evicted. With chunks of one size that is plain
-LRU; with mixed sizes it spares old chunks that lie where no room would come of it.
+free run is long enough; then those inside that run are evicted, as far as it needs them. With chunks of one
+size that is plain LRU; with mixed sizes it spares old chunks that lie where no room would come of it.
 """
 
 from __future__ import annotations
@@ -230,11 +230,13 @@ class HostTier:
     def _make_room(self, num_bytes: int) -> tuple[ChunkHash, ...]:
         """Evicts the chunks of one run of `num_bytes`; none where the pinned ones leave no such run."""
         trial = self._arena.copy()
-        for walked, placed in enumerate(self._idle.values(), start=1):
+        walked: list[Placed] = []
+        for placed in self._idle.values():
+            walked.append(placed)
             run = trial.free(placed.extent)
             if run.num_bytes >= num_bytes:
-                oldest = list(self._idle.items())[:walked]
-                return self._forget(name for name, candidate in oldest if run.holds(candidate.extent))
+                inside = [candidate for candidate in walked if run.holds(candidate.extent)]
+                return self._forget(_needed(inside, run, num_bytes))
         return ()
 
     def _forget(self, names: Iterable[ChunkHash]) -> tuple[ChunkHash, ...]:
@@ -263,3 +265,21 @@ class HostTier:
         for lease_id in [lease_id for lease_id, lease in self._leases.items() if lease.end <= now]:
             self._end_lease(lease_id)
         self._next_end = min((lease.end for lease in self._leases.values()), default=math.inf)
+
+
+def _needed(inside: list[Placed], run: Extent, num_bytes: int) -> list[ChunkHash]:
+    """Of the chunks inside a run that is long enough, those that must go for it to be.
+
+    The most recently used are spared first. The last of `inside`, without which the run was too short, lies
+    between what is spared on either side.
+    """
+    *others, last = inside
+    start, end = run.offset, run.end
+    for placed in reversed(others):
+        extent = placed.extent
+        if extent.offset < last.extent.offset and end - extent.end >= num_bytes:
+            start = max(start, extent.end)
+        elif extent.offset > last.extent.offset and extent.offset - start >= num_bytes:
+            end = min(end, extent.offset)
+    kept = Extent(start, end - start)
+    return [placed.chunk.name for placed in inside if kept.holds(placed.extent)]

@@ -28,6 +28,7 @@ from services.decode.worker import DecodeWorker
 
 
 async def main(settings: DecodeServiceSettings, leave: asyncio.Event) -> None:
+    """Runs until `leave` is set. Raises what kept the worker from starting, PeerLost when its engine dies."""
     model = await asyncio.to_thread(resolve, settings.model)
     tokenizer = await asyncio.to_thread(load_tokenizer, model.path)
     argument = msgspec.json.encode(settings.loop_settings(model, tokenizer)).decode()

@@ -15,7 +15,8 @@ _LOCAL_AFTER_LOSSES = 2
 
 @dataclass(frozen=True, slots=True)
 class DecodeSettings:
-    """`colocated`: never hand off (`--role both`). `threshold_tokens`: a shorter uncached rest is prefilled here."""
+    """`colocated`: never hand off (`--role both`). `threshold_tokens`: a shorter uncached rest is prefilled
+    here."""
 
     max_context: int
     eos_ids: frozenset[int]
@@ -30,7 +31,8 @@ class DecodeSettings:
 
 
 def refusal(request: DecodeRequest, pools: KvPools, settings: DecodeSettings) -> FailureInfo | None:
-    """Why a request can never run here; None when it can. Routers check the same: each worker does for itself."""
+    """Why a request can never run here; None when it can. Routers check the same: each worker does for
+    itself."""
     rest = request.params.max_tokens - request.num_given
     total = len(request.tokens) + rest
     if not request.tokens or rest < 1:

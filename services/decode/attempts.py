@@ -1,8 +1,8 @@
 """The hand-off streams of prefill workers: one an attempt, from `Handoff` to its end.
 
-The engine's brain decides what an attempt is worth; this only carries messages, and says "lost" when a stream ends
-before the brain has ended its attempt. An attempt may be ended before its stream arrives: that is remembered for a
-while, so that the stream is told at once.
+The engine's brain decides what an attempt is worth; this only carries messages, and says "lost" when a
+stream ends before the brain has ended its attempt. An attempt may be ended before its stream arrives: that
+is remembered for a while, so that the stream is told at once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 from collections import OrderedDict
 
 from diptych.domain.errors import InvalidField, Stale
-from diptych.domain.ids import Attempt, Epoch, RequestId
+from diptych.domain.ids import Attempt, Epoch, RequestId, WorkerId
 from diptych.v1 import decode_pb2
 from services.decode.messages import AttemptEnded, ChunkDone
 
@@ -23,8 +23,9 @@ Key = tuple[RequestId, Attempt]
 class AttemptStream:
     """What is to be said to one prefill worker about one attempt."""
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, key: Key, prefill_worker: WorkerId) -> None:
         self.key = key
+        self.prefill_worker = prefill_worker
         self.ended = False
         self._queue: asyncio.Queue[decode_pb2.HandoffResponse] = asyncio.Queue()
 
@@ -46,11 +47,11 @@ class AttemptStreams:
     def num_open(self) -> int:
         return len(self._streams)
 
-    def open(self, key: Key) -> AttemptStream:
+    def open(self, key: Key, prefill_worker: WorkerId) -> AttemptStream:
         """Raises Stale when the attempt has a stream already."""
         if key in self._streams:
             raise Stale(f"attempt {key[1]} of {key[0]} has a stream already")
-        stream = self._streams[key] = AttemptStream(key)
+        stream = self._streams[key] = AttemptStream(key, prefill_worker)
         if key in self._ended:
             self._tell_end(stream, self._ended[key])
         return stream
@@ -80,11 +81,12 @@ class AttemptStreams:
             stream.send(decode_pb2.HandoffResponse(done=decode_pb2.HandoffDone()))
 
 
-def check_open(message: decode_pb2.HandoffRequest, epoch: Epoch) -> Key:
+def check_open(message: decode_pb2.HandoffRequest, epoch: Epoch) -> tuple[Key, WorkerId]:
     """The first message of a hand-off stream. Raises Stale or InvalidField."""
     if message.WhichOneof("body") != "open":
         raise InvalidField("open", "must be the first message of a hand-off")
     opening = message.open
     if opening.decode_epoch != epoch:
         raise Stale(f"epoch {opening.decode_epoch} is not this process")
-    return RequestId(opening.request_id), Attempt(opening.attempt)
+    key = RequestId(opening.request_id), Attempt(opening.attempt)
+    return key, WorkerId(opening.prefill_worker)

@@ -50,7 +50,6 @@ class DecodeServiceSettings(WorkerSettings):
             max_batch=self.max_batch,
             itl_slack=self.itl_slack,
             pool_share=self.pool_share,
-            channel=self.channel,
-            kv_host=self.listen_host,
+            kv=self.channel_settings(),
             num_landing_slots=self.landing_slots,
         )

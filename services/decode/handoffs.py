@@ -5,9 +5,10 @@
               ▼                     ▼
             lost                  lost       the scheduler decides: another prefill, or locally
 
-**Who owns what.** The request's blocks belong to its holding all the time. A landing slot belongs to one read, from
-`StartRead` until the loop reports its end, also when the attempt is void by then: nothing frees a slot under a read
-in flight. Only the newest attempt is listened to; a message of another one changes nothing and is counted.
+**Who owns what.** The request's blocks belong to its holding all the time. A landing slot belongs to one
+read, from `StartRead` until the loop reports its end, also when the attempt is void by then: nothing frees a
+slot under a read in flight. Only the newest attempt is listened to; a message of another one changes nothing
+and is counted.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from services.decode.request import DecodeRequest
 
 @dataclass(frozen=True, slots=True)
 class HandoffSettings:
+    """How long decode waits for its prefills, in seconds."""
+
     begin_timeout_s: float = 2.0
     """From posting a job to some prefill worker's `Begin`."""
     stall_timeout_s: float = 3.0

@@ -1,7 +1,8 @@
 """What a decode worker says to Redis: jobs on its cell's bus, and the projection of its requests.
 
-Nobody waits for any of it: each is a task with the store's own deadlines. A job that can't be posted is reported, so
-that its request is prefilled locally; a projection that can't be written is made up for by the next one.
+Nobody waits for any of it: each is a task with the store's own deadlines. A job that can't be posted is
+reported, so that its request is prefilled locally; a projection that can't be written is made up for by the
+next one.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
                      ▲                      │
                      └──── wrong or lost, once ┘                    the second time ends the attempt
 
-Chunks are announced in order and without gaps from the first token that the decode worker lacks; anything else is
-refused, a repeat of a known one is ignored.
+Chunks are announced in order and without gaps from the first token that the decode worker lacks; anything
+else is refused, a repeat of a known one is ignored.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from services.decode.messages import ChunkReady, ManifestReceived
 
 @dataclass(slots=True)
 class Landing:
+    """One attempt, as far as it has come."""
+
     attempt: Attempt
     prefill_worker: str
     num_held: int

@@ -23,7 +23,7 @@ from diptych.engine.mailbox import Mailbox, Post
 from diptych.engine.memory import allocate
 from diptych.engine.open import open_runner
 from diptych.engine.settings import EngineSettings
-from diptych.transfer.open import open_channel
+from diptych.worker.channel import ChannelSettings, open_kv_channel
 from services.decode.admission import DecodeSettings
 from services.decode.effects import Effects, ReadKey, StartRead
 from services.decode.handoffs import Handoffs, HandoffSettings
@@ -44,8 +44,7 @@ class LoopSettings:
     max_batch: int
     itl_slack: float
     pool_share: float
-    channel: str
-    kv_host: str
+    kv: ChannelSettings
     num_landing_slots: int
 
 
@@ -213,7 +212,7 @@ def _decode_settings(settings: LoopSettings, runner: Runner) -> DecodeSettings:
 
 def _open(settings: LoopSettings, mailbox: Mailbox[DecodeInbox]) -> DecodeLoop:
     runner = open_runner(settings.engine)
-    loop = DecodeLoop(mailbox, runner, open_channel(settings.channel, settings.kv_host, 0), settings)
+    loop = DecodeLoop(mailbox, runner, open_kv_channel(settings.kv), settings)
     loop.announce()
     return loop
 

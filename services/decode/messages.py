@@ -1,6 +1,7 @@
 """What the two processes of a decode worker tell each other: one batch each way a step, as MessagePack.
 
-The lists of an inbox are taken in the order of its fields, so that a cancel overtakes nothing of its own request.
+The lists of an inbox are taken in the order of its fields, so that a cancel overtakes nothing of its own
+request.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from diptych.domain.engine_report import EngineLoad, EngineReady, FailureInfo
 from diptych.domain.ids import Attempt, RequestId, WorkerId
 from diptych.domain.ports import RemotePiece
 from diptych.domain.sampling import SamplingParams
+
+NO_ATTEMPT = Attempt(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,8 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class BeginAsked:
+    """A prefill worker asks for a job; `ticket` names its call."""
+
     ticket: int
     request_id: RequestId
     prefill_worker: WorkerId
@@ -43,6 +48,8 @@ class BeginAsked:
 
 @dataclass(frozen=True, slots=True)
 class ChunkReady:
+    """A chunk may be read now."""
+
     request_id: RequestId
     attempt: Attempt
     index: int
@@ -54,6 +61,8 @@ class ChunkReady:
 
 @dataclass(frozen=True, slots=True)
 class ManifestReceived:
+    """All that must be there for the request to run."""
+
     request_id: RequestId
     attempt: Attempt
     num_chunks: int
@@ -76,6 +85,8 @@ class AttemptFailed:
 
 @dataclass(frozen=True, slots=True)
 class AttemptAlive:
+    """A sign of life of an attempt."""
+
     request_id: RequestId
     attempt: Attempt
 
@@ -90,6 +101,8 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class DecodeInbox:
+    """What the engine is told in one turn."""
+
     surroundings: list[Surroundings] = field(default_factory=list)
     submits: list[Submit] = field(default_factory=list)
     begins: list[BeginAsked] = field(default_factory=list)
@@ -148,8 +161,10 @@ class TokensOut:
 
 @dataclass(frozen=True, slots=True)
 class BeginAnswer:
+    """The attempt that was minted, with all it takes to prefill, or a refusal."""
+
     ticket: int
-    attempt: Attempt = Attempt(0)
+    attempt: Attempt = NO_ATTEMPT
     tokens: list[int] = field(default_factory=list)
     params: SamplingParams | None = None
     banned: list[int] = field(default_factory=list)
@@ -161,6 +176,8 @@ class BeginAnswer:
 
 @dataclass(frozen=True, slots=True)
 class JobPosted:
+    """A job for the bus."""
+
     request_id: RequestId
     num_tokens: int
     num_held: int
@@ -170,11 +187,15 @@ class JobPosted:
 
 @dataclass(frozen=True, slots=True)
 class JobWithdrawn:
+    """Nobody needs this job any more."""
+
     request_id: RequestId
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkDone:
+    """Our read of a chunk has landed; its source may go."""
+
     request_id: RequestId
     attempt: Attempt
     index: int
@@ -191,6 +212,8 @@ class AttemptEnded:
 
 @dataclass(frozen=True, slots=True)
 class DecodeOutbox:
+    """What the engine says after one turn."""
+
     ready: EngineReady | None = None
     tokens: list[TokensOut] = field(default_factory=list)
     begins: list[BeginAnswer] = field(default_factory=list)

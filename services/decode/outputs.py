@@ -22,8 +22,8 @@ _PATHS = {"local": common_pb2.PREFILL_PATH_LOCAL, "disaggregated": common_pb2.PR
 class Output:
     """Turns what the engine says of one request into deltas.
 
-    A stop string is found here, after the engine has drawn the token that completed it: the text ends before it,
-    later tokens are dropped, and `stopped` tells the worker to end the request.
+    A stop string is found here, after the engine has drawn the token that completed it: the text ends before
+    it, later tokens are dropped, and `stopped` tells the worker to end the request.
     """
 
     __slots__ = ("_index", "_text", "stopped")

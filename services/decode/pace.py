@@ -1,7 +1,7 @@
 """How many prompt tokens a step may carry beside running decodes (pure).
 
-The budget keeps a step with local prefill within `slack` of a step without: at most +25 % ITL by default. Both costs
-are learnt from the steps themselves, as exponential averages of the engine's own clock.
+The budget keeps a step with local prefill within `slack` of a step without: at most +25 % ITL by default.
+Both costs are learnt from the steps themselves, as exponential averages of the engine's own clock.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ _WEIGHT = 0.2
 
 @dataclass(slots=True)
 class Pace:
+    """What steps cost, and what the next one may carry."""
+
     slack: float
     min_tokens: int
     max_tokens: int

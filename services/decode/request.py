@@ -88,9 +88,9 @@ class DecodeRequest:
     def finish_reason(self, eos_ids: frozenset[int]) -> str:
         """Why the last token ends the request, or empty."""
         last = self.tokens[-1]
-        if self.num_output >= self.params.min_tokens:
-            if last in self.params.stop_token_ids or (last in eos_ids and not self.params.ignore_eos):
-                return "stop"
+        ends = last in self.params.stop_token_ids or (last in eos_ids and not self.params.ignore_eos)
+        if ends and self.num_output >= self.params.min_tokens:
+            return "stop"
         return "length" if self.num_output >= self.params.max_tokens else ""
 
     def trail(self, now: float) -> TrailInfo:

@@ -3,10 +3,10 @@
     events (submit, cancel, begin, chunk, manifest, read ended, …) and `now` in
     plan(now) → the runner → commit(plan, outcome, now)        effects out
 
-A waiting request is admitted when the pool can hold all of its tokens and one more; admission takes the blocks, so
-that everything after it can only be waiting for *time*, never for memory that someone else who waits is holding. A
-running request that needs a block takes it from the youngest one that runs or prefills here (which then starts over
-from its tokens); the oldest is never preempted, so that it always ends.
+A waiting request is admitted when the pool can hold all of its tokens and one more; admission takes the
+blocks, so that everything after it can only be waiting for *time*, never for memory that someone else who
+waits is holding. A running request that needs a block takes it from the youngest one that runs or prefills
+here (which then starts over from its tokens); the oldest is never preempted, so that it always ends.
 """
 
 from __future__ import annotations

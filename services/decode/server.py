@@ -1,4 +1,5 @@
-"""The gRPC face of a decode worker: sessions of routers, `Begin` and hand-offs of prefill workers, inspection."""
+"""The gRPC face of a decode worker: sessions of routers, `Begin` and hand-offs of prefill workers,
+inspection."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from typing import Any
 
 import grpc
 
-from diptych.domain.errors import DiptychError, LayoutMismatch, PeerLost, Stale
-from diptych.domain.ids import RequestId
+from diptych.domain.errors import DiptychError, LayoutMismatch, PeerLost, Stale, TransferFailed
+from diptych.domain.ids import Epoch, RequestId, WorkerId
 from diptych.domain.layout import WIRE_VERSION
 from diptych.rpc.inspection import status_message
 from diptych.rpc.kv_codec import piece_from_proto
@@ -29,6 +30,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class DecodeServicer(decode_pb2_grpc.DecodeServicer):
+    """Sessions of routers, `Begin` and hand-offs of prefill workers."""
+
     def __init__(self, worker: DecodeWorker) -> None:
         self._worker = worker
 
@@ -58,6 +61,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
             raise LayoutMismatch(f"wire version {request.wire_version}, ours is {WIRE_VERSION}")
         if request.decode_epoch != self._worker.epoch:
             raise Stale(f"epoch {request.decode_epoch} is not this process")
+        await self._worker.check_prefill(WorkerId(request.prefill_worker), Epoch(request.prefill_epoch))
         begun = await self._worker.begin(request)
         return decode_pb2.BeginResponse(
             attempt=begun.attempt,
@@ -72,7 +76,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
     async def Handoff(  # noqa: N802
         self, request_iterator: AsyncIterator[decode_pb2.HandoffRequest], context: Context
     ) -> AsyncIterator[decode_pb2.HandoffResponse]:
-        stream = self._worker.streams.open(check_open(await _first(request_iterator), self._worker.epoch))
+        stream = self._worker.streams.open(*check_open(await _first(request_iterator), self._worker.epoch))
         reader = asyncio.create_task(self._read_handoff(stream, request_iterator), name="hand-off reader")
         try:
             while True:
@@ -138,10 +142,15 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         match request.WhichOneof("body"):
             case "chunk":
                 chunk = request.chunk
+                piece = piece_from_proto(chunk.piece)
+                if not self._worker.knows_source(stream.prefill_worker, piece.region):
+                    raise TransferFailed(
+                        f"{stream.prefill_worker} is not registered with {piece.region.address}"
+                    )
                 inbox.chunks.append(
                     ChunkReady(
                         request_id, attempt, chunk.index, chunk.start, chunk.num_tokens,
-                        piece_from_proto(chunk.piece), chunk.digest,
+                        piece, chunk.digest,
                     )
                 )  # fmt: skip
             case "manifest":
@@ -163,16 +172,19 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
+    """Inspection."""
+
     def __init__(self, worker: DecodeWorker, role: worker_pb2.Role.ValueType) -> None:
         self._worker = worker
         self._role = role
-        self.address = ""
 
     async def Inspect(self, request: worker_pb2.InspectRequest, context: Context) -> worker_pb2.WorkerStatus:  # noqa: N802
         worker = self._worker
-        return status_message(
-            worker.worker_id, self._role, worker.epoch, self.address, worker.ready, worker.load, os.getpid()
+        status = status_message(
+            worker.worker_id, self._role, worker.epoch, worker.ready, worker.load, os.getpid()
         )
+        status.num_prefill_workers = worker.num_prefill_workers
+        return status
 
     async def DropCache(  # noqa: N802
         self, request: worker_pb2.DropCacheRequest, context: Context

@@ -2,8 +2,8 @@
 
     SessionHello ─▶ welcome     Submit (+ pieces) ─▶ engine     engine step ─▶ one message a session
 
-A session owns its requests: when it ends, they are cancelled. It is ended when its router goes silent, and when its
-outgoing queue grows past a bound (the router has stopped reading).
+A session owns its requests: when it ends, they are cancelled. It is ended when its router goes silent, and
+when its outgoing queue grows past a bound (the router has stopped reading).
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class RouterSession:
         return self._whole(request_id)
 
     def add_piece(self, piece: decode_pb2.PromptPiece) -> Assembly | None:
-        """More tokens of a request; the assembly when it is whole. Pieces of unknown requests are dropped: they
-        were cancelled meanwhile."""
+        """More tokens of a request; the assembly when it is whole. Pieces of unknown requests are dropped:
+        they were cancelled meanwhile."""
         request_id = RequestId(piece.request_id)
         assembly = self._assembly.get(request_id)
         if assembly is None:

@@ -1,7 +1,8 @@
 """The I/O process of a decode worker: joins sessions, hand-off streams, Redis and the engine process.
 
-One task reads the engine's outboxes and spreads them: tokens to sessions, answers to `Begin` calls, jobs to the bus,
-releases to hand-off streams. Everything that goes to the engine is collected into one inbox a turn of the loop.
+One task reads the engine's outboxes and spreads them: tokens to sessions, answers to `Begin` calls, jobs to
+the bus, releases to hand-off streams. Everything that goes to the engine is collected into one inbox a turn
+of the loop.
 """
 
 from __future__ import annotations
@@ -11,17 +12,16 @@ import time
 from collections import defaultdict
 from itertools import count
 
-from redis.asyncio import Redis
-
 from diptych.domain.engine_report import EngineLoad, EngineReady
 from diptych.domain.errors import DiptychError, Draining, InvalidField, PeerLost, Stale, named_error
 from diptych.domain.ids import Attempt, Cell, Epoch, RequestId, Tenant, WorkerId
 from diptych.domain.ports import Region
-from diptych.domain.records import RequestRecord, Role, WorkerRecord
+from diptych.domain.records import RequestRecord, Role
 from diptych.engine.process import Batch, EngineProcess
 from diptych.rpc.dial import Dialer
 from diptych.rpc.params import params_from_proto
 from diptych.store.bus import PrefillBus
+from diptych.store.connect import Connection
 from diptych.store.membership import Membership
 from diptych.store.requests import RequestProjection
 from diptych.text.tokenizer import Tokenizer
@@ -94,7 +94,7 @@ class DecodeWorker:
         self.load = first.load or self.load
         self.heard_at = time.monotonic()
 
-    def join(self, redis: Redis, membership: Membership, dialer: Dialer) -> None:
+    def join(self, redis: Connection, membership: Membership, dialer: Dialer) -> None:
         """The store has been reached."""
         shard, cell = self._settings.shard, Cell(self._settings.cell)
         self._membership = membership
@@ -120,6 +120,14 @@ class DecodeWorker:
         if self._board is not None:
             await self._board.close()
         await self._engine.stop()
+
+    async def check_prefill(self, worker_id: WorkerId, epoch: Epoch) -> None:
+        """Raises Stale unless this very start of the prefill worker is registered."""
+        membership = self._membership
+        if membership is not None and membership.peer(worker_id, epoch) is None:
+            await membership.refresh()  # it may have come after our last look
+        if membership is None or membership.peer(worker_id, epoch) is None:
+            raise Stale(f"prefill worker {worker_id}@{epoch} is not registered")
 
     def knows_source(self, worker_id: WorkerId, region: Region) -> bool:
         """Whether a registered worker of that name serves this region: nothing else is read."""
@@ -201,16 +209,18 @@ class DecodeWorker:
         """Tells the engine whether there is anybody to prefill, and a bus to ask them on."""
         told = None
         while self._membership is not None:
-            now = Surroundings(len(self._prefill_workers()), self._membership.available)
+            now = Surroundings(self.num_prefill_workers, self._membership.available)
             if now != told:
                 told = now
                 self.inbox.surroundings.append(now)
             await asyncio.sleep(LOOK_S)
 
-    def _prefill_workers(self) -> list[WorkerRecord]:
+    @property
+    def num_prefill_workers(self) -> int:
+        """Those that a prompt could be handed to."""
         peers = self._membership.peers(Role.PREFILL) if self._membership else ()
         cell, fingerprint = self._settings.cell, self.ready.fingerprint
-        return [peer for peer in peers if peer.cell == cell and peer.fingerprint == fingerprint]
+        return sum(peer.cell == cell and peer.fingerprint == fingerprint for peer in peers)
 
     def _submit(self, session: RouterSession, whole: Assembly) -> None:
         submit = whole.submit

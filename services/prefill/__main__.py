@@ -25,6 +25,7 @@ from services.prefill.worker import PrefillWorker
 
 
 async def main(settings: PrefillServiceSettings, leave: asyncio.Event) -> None:
+    """Runs until `leave` is set. Raises what kept the worker from starting, PeerLost when its engine dies."""
     model = await asyncio.to_thread(resolve, settings.model)
     argument = msgspec.json.encode(settings.loop_settings(model)).decode()
     engine = EngineProcess("services.prefill.loop", argument, PrefillOutbox)

@@ -26,9 +26,7 @@ class PrefillServiceSettings(WorkerSettings):
         """What the engine process is told."""
         return LoopSettings(
             engine=self.engine_settings(model),
-            channel=self.channel,
-            kv_host=self.listen_host,
-            kv_advertise_host=self.advertise_host,
+            kv=self.channel_settings(),
             num_send_slots=self.send_slots,
             num_landing_slots=self.landing_slots,
             lease_s=self.lease_s,

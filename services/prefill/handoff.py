@@ -5,8 +5,8 @@
                         ▼                               ▼
                    the decode worker decides       the engine forgets the attempt
 
-A sign of life goes out in each pause, but only while our own engine gives signs of life: a stopped engine must look
-stopped.
+A sign of life goes out in each pause, but only while our own engine gives signs of life: a stopped engine
+must look stopped.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ async def ask_begin(stub: DecodeAsyncStub, job: PrefillJob, us: Identity) -> dec
 
 
 class HandoffStream:
-    """Carries one attempt's messages. `run` ends with the stream; `released` and `stopped` are told meanwhile."""
+    """Carries one attempt's messages. `run` ends with the stream; `released` and `stopped` are told
+    meanwhile."""
 
     def __init__(
         self,

@@ -15,9 +15,28 @@ class PrefillJob:
     """A live attempt. `holding` owns its blocks from its start until its last chunk is packed."""
 
     __slots__ = (
-        "arrival", "banned", "borrowed", "first_token", "hashes", "holding", "key", "lent", "num_announced", "num_borrowed",
-        "num_cached", "num_computed", "num_held", "num_packed", "params", "priority", "root", "started_at", "state",
-        "tokens", "computed_at", "reading",
+        "arrival",
+        "banned",
+        "borrowed",
+        "computed_at",
+        "first_token",
+        "hashes",
+        "holding",
+        "key",
+        "lent",
+        "num_announced",
+        "num_borrowed",
+        "num_cached",
+        "num_computed",
+        "num_held",
+        "num_packed",
+        "params",
+        "priority",
+        "reading",
+        "root",
+        "started_at",
+        "state",
+        "tokens",
     )  # fmt: skip
 
     def __init__(self, message: Begun, arrival: int, block_tokens: int) -> None:

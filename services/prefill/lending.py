@@ -1,7 +1,8 @@
-"""Whole chunks between this worker and the cache services: offered when computed, borrowed when already there.
+"""Whole chunks between this worker and the cache services: offered when computed, borrowed when already
+there.
 
-Nothing here is needed for a correct answer. Every call has a short deadline, every failure is a miss that is counted,
-and a loan that is not given back ends by its lease.
+Nothing here is needed for a correct answer. Every call has a short deadline, every failure is a miss that is
+counted, and a loan that is not given back ends by its lease.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ LEASE_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Loan:
+    """A chunk that a cache pins for us."""
+
     address: str
     lease_id: int
 

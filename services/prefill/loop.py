@@ -24,7 +24,7 @@ from diptych.engine.mailbox import Mailbox, Post
 from diptych.engine.memory import allocate
 from diptych.engine.open import open_runner
 from diptych.engine.settings import EngineSettings
-from diptych.transfer.open import open_channel
+from diptych.worker.channel import ChannelSettings, open_kv_channel
 from services.prefill.messages import AttemptKey, ChunkAnnounced, PrefillInbox, PrefillOutbox
 from services.prefill.scheduler import Borrow, PrefillScheduler, PrefillSettings
 from services.prefill.sources import SourceKey, Sources
@@ -37,9 +37,7 @@ class LoopSettings:
     """All that the engine process is told."""
 
     engine: EngineSettings
-    channel: str
-    kv_host: str
-    kv_advertise_host: str
+    kv: ChannelSettings
     num_send_slots: int
     num_landing_slots: int
     lease_s: float
@@ -126,8 +124,8 @@ class PrefillLoop:
     def announce(self) -> None:
         """Says that the engine can take jobs."""
         ready = EngineReady(
-            self._runner.layout.model, self._runner.layout.fingerprint, self._channel.kind, self._region.address,
-            self._runner.max_context, self._runner.vocab_size, self._pools.total_tokens,
+            self._runner.layout.model, self._runner.layout.fingerprint, self._channel.kind,
+            self._region.address, self._runner.max_context, self._runner.vocab_size, self._pools.total_tokens,
         )  # fmt: skip
         self._mailbox.send(PrefillOutbox(ready=ready, load=self._load()))
 
@@ -214,7 +212,7 @@ class PrefillLoop:
 
 def _open(settings: LoopSettings, mailbox: Mailbox[PrefillInbox]) -> PrefillLoop:
     runner = open_runner(settings.engine)
-    channel = open_channel(settings.channel, settings.kv_host, 0, advertise_host=settings.kv_advertise_host)
+    channel = open_kv_channel(settings.kv)
     loop = PrefillLoop(mailbox, runner, channel, settings)
     loop.announce()
     return loop

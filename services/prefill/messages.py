@@ -59,6 +59,8 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class PrefillInbox:
+    """What the engine is told in one turn."""
+
     begins: list[Begun] = field(default_factory=list)
     released: list[Released] = field(default_factory=list)
     stops: list[Stopped] = field(default_factory=list)
@@ -68,8 +70,8 @@ class PrefillInbox:
 
 @dataclass(frozen=True, slots=True)
 class ChunkAnnounced:
-    """A chunk that lies readable in the send ring. `chunk_hash` is empty unless it is a whole one, which the cache
-    service is then offered."""
+    """A chunk that lies readable in the send ring. `chunk_hash` is empty unless it is a whole one, which the
+    cache service is then offered."""
 
     key: AttemptKey
     index: int
@@ -82,6 +84,8 @@ class ChunkAnnounced:
 
 @dataclass(frozen=True, slots=True)
 class ManifestReady:
+    """Every chunk of an attempt was announced, and its first token drawn."""
+
     key: AttemptKey
     num_chunks: int
     num_tokens: int
@@ -109,6 +113,8 @@ class BorrowingOver:
 
 @dataclass(frozen=True, slots=True)
 class PrefillOutbox:
+    """What the engine says after one turn."""
+
     ready: EngineReady | None = None
     chunks: list[ChunkAnnounced] = field(default_factory=list)
     manifests: list[ManifestReady] = field(default_factory=list)

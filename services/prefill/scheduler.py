@@ -3,9 +3,9 @@
     events (begin, borrowed chunk read, released, stop) and `now` in
     plan(now) → the runner → commit(plan, outcome, now);   next_pack(now) → the runner packs → packed(…)
 
-A job takes the blocks of its whole prompt when it starts and gives them back when its last chunk is packed; the chunks
-then live in the send ring until read. Only computing waits for blocks, only packing waits for ring room, and nobody
-waits for blocks while holding a slot that its own reader can't free.
+A job takes the blocks of its whole prompt when it starts and gives them back when its last chunk is packed;
+the chunks then live in the send ring until read. Only computing waits for blocks, only packing waits for
+ring room, and nobody waits for blocks while holding a slot that its own reader can't free.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ class Borrow:
 
 @dataclass(slots=True)
 class PrefillEffects:
+    """Collected by the brain between two turns, sent by the loop."""
+
     manifests: list[ManifestReady] = field(default_factory=list)
     over: list[AttemptOver] = field(default_factory=list)
     borrowing_over: list[BorrowingOver] = field(default_factory=list)
@@ -109,7 +111,8 @@ class PrefillScheduler:
     # Events.
 
     def begin(self, message: Begun) -> None:
-        """A new attempt. It voids an earlier one of the same request; one that can't ever fit fails at once."""
+        """A new attempt. It voids an earlier one of the same request; one that can't ever fit fails at
+        once."""
         earlier = self._by_request.get(message.key.request_id)
         if message.key in self._jobs:
             return
@@ -132,7 +135,8 @@ class PrefillScheduler:
             self._end_if_read(job)
 
     def stop(self, message: Stopped) -> None:
-        """Nobody wants more of this attempt. Its blocks, and its slots but for the cache's, are free at once."""
+        """Nobody wants more of this attempt. Its blocks, and its slots but for the cache's, are free at
+        once."""
         job = self._jobs.get(message.key)
         if job is not None:
             self._end(job, PrefillEvent.CANCEL)
@@ -166,7 +170,8 @@ class PrefillScheduler:
     # Plan and commit.
 
     def next_borrow(self, now: float) -> Borrow | None:
-        """The next borrowed chunk to read, one at a time a job. Chunks that are here already are passed over."""
+        """The next borrowed chunk to read, one at a time a job. Chunks that are here already are passed
+        over."""
         for job in self._queue:
             if job.state is not PrefillState.COMPUTING or job.reading:
                 continue

@@ -1,4 +1,5 @@
-"""The gRPC face of a prefill worker: inspection only. Work comes over the bus, chunks leave over the KV channel."""
+"""The gRPC face of a prefill worker: inspection only. Work comes over the bus, chunks leave over the KV
+channel."""
 
 from __future__ import annotations
 
@@ -15,19 +16,15 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
+    """Inspection."""
+
     def __init__(self, worker: PrefillWorker) -> None:
         self._worker = worker
 
     async def Inspect(self, request: worker_pb2.InspectRequest, context: Context) -> worker_pb2.WorkerStatus:  # noqa: N802
         worker = self._worker
         status = status_message(
-            worker.worker_id,
-            worker_pb2.ROLE_PREFILL,
-            worker.epoch,
-            "",
-            worker.ready,
-            worker.load,
-            os.getpid(),
+            worker.worker_id, worker_pb2.ROLE_PREFILL, worker.epoch, worker.ready, worker.load, os.getpid()
         )
         status.counters.extend(
             common_pb2.Fallback(reason=reason, count=count)

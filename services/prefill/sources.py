@@ -21,6 +21,8 @@ CACHE = "cache"
 
 @dataclass(slots=True)
 class Source:
+    """One chunk's slot, and who still reads it."""
+
     slot: Slot[SourceKey]
     readers: set[str]
 
@@ -62,7 +64,8 @@ class Sources:
         return any(name[0] == key and reader in source.readers for name, source in self._sources.items())
 
     def expire(self, now: float) -> set[AttemptKey]:
-        """Closes what outlived its lease. Returns the attempts whose decode worker had not read everything."""
+        """Closes what outlived its lease. Returns the attempts whose decode worker had not read
+        everything."""
         unread: set[AttemptKey] = set()
         for slot in self._ring.expired(now):
             source = self._sources.get(slot.owner)

@@ -2,8 +2,8 @@
 
     claim (Redis) ─▶ Begin (decode) ─▶ job leaves the bus ─▶ borrow ─▶ engine ─▶ announcements ─▶ done
 
-Late binding: a job is claimed only when the engine has room for it, so that no job waits behind another while a worker
-is idle.
+Late binding: a job is claimed only when the engine has room for it, so that no job waits behind another
+while a worker is idle.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
-from redis.asyncio import Redis
-
 from diptych.domain.engine_report import EngineLoad, EngineReady
 from diptych.domain.errors import DiptychError, StoreUnavailable
 from diptych.domain.ids import BlockHash, Cell, Epoch, WorkerId
@@ -27,6 +25,7 @@ from diptych.rpc.chunks import CacheClient
 from diptych.rpc.dial import Dialer
 from diptych.rpc.params import params_from_proto
 from diptych.store.bus import PrefillBus
+from diptych.store.connect import Connection
 from diptych.store.directory import ChunkDirectory
 from diptych.store.membership import Membership
 from diptych.v1 import decode_pb2
@@ -93,7 +92,7 @@ class PrefillWorker:
         self.load = first.load or self.load
         self.heard_at = time.monotonic()
 
-    def join(self, redis: Redis, membership: Membership, dialer: Dialer) -> None:
+    def join(self, redis: Connection, membership: Membership, dialer: Dialer) -> None:
         """The store has been reached."""
         shard = self._settings.shard
         self._membership = membership

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from diptych.domain.errors import LayoutMismatch, PeerLost, TransferFailed
+from diptych.transfer import grpc as grpc_module
 from diptych.transfer import grpc_peer
 from diptych.transfer.grpc import GrpcChannel
 from diptych.v1.kv_pb2 import KvReadPart, KvReadRequest
@@ -41,6 +42,7 @@ def test_a_peer_killed_during_a_read_is_lost_at_once(reader: GrpcChannel) -> Non
         assert not target.data[1024:].any()
 
 
+@pytest.mark.slow
 def test_a_stopped_peer_is_lost_long_before_the_deadline(reader: GrpcChannel) -> None:
     with peer_process("stuck") as peer:
         target = Memory(NUM_BYTES)
@@ -102,6 +104,33 @@ def test_a_peer_that_hangs_delays_nobody_elses_reads(reader: GrpcChannel) -> Non
         assert not any(started.read.done for started in hanging)
         reader.close()
         assert all(isinstance(started.end(), TransferFailed) for started in hanging)
+
+
+def test_threads_that_leave_at_any_moment_lose_no_read(
+    reader: GrpcChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_peer, "LINGER_S", 0.0)
+    region = reader.register(Memory(8, fill=7).span)
+    for _ in range(100):
+        reads = [Started(reader, piece(region), Memory(8).span) for _ in range(3)]
+        assert [read.end() for read in reads] == [None] * 3
+    until(lambda: not any(name.startswith("kv-read-") for name in kv_threads()))
+
+
+def test_a_peer_that_nothing_was_read_from_for_long_is_hung_up_on(
+    reader: GrpcChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_module, "IDLE_PEER_S", -1.0)
+    one, two = GrpcChannel("127.0.0.1", 0), GrpcChannel("127.0.0.1", 0)
+    regions = [channel.register(Memory(8, fill=7).span) for channel in (one, two)]
+    for region in (*regions, *regions):
+        target = Memory(8)
+        assert Started(reader, piece(region), target.span).end() is None
+        assert (target.data == 7).all()
+        until(lambda: reader._peers[region.address].idle_s(time.monotonic()) > 0)  # noqa: B023
+    assert list(reader._peers) == [regions[-1].address]
+    one.close()
+    two.close()
 
 
 def parts(*pieces: tuple[int, int]) -> Reply:

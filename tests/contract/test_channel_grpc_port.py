@@ -142,6 +142,7 @@ def test_readers_that_do_not_read_cost_little_and_do_not_hold_up_close(owner: Gr
                 list(call)
 
 
+@pytest.mark.slow
 def test_a_silent_read_survives_its_own_keepalive(
     owner: GrpcChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

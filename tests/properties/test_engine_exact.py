@@ -55,7 +55,7 @@ def _opened(directory: str, block_tokens: int) -> TorchRunner:
 
 @dataclass(frozen=True)
 class Story:
-    """How a prompt of `length` tokens is run: in `chunks`, beside `others` that decode or prefill meanwhile."""
+    """How a prompt of `length` tokens is run: in `chunks`, beside others that prefill or decode meanwhile."""
 
     length: int
     chunks: tuple[int, ...]

@@ -1,15 +1,15 @@
 """The router's policy, as stories. Commands:
 
-    limits NAME=VALUE …              before anything else; the rest is as in LIMITS
-    at SECONDS                       the clock
-    workers NAME[#EPOCH][:CAPACITY[/CONTEXT]][@CELL][+REPORTED] …
-                                     what the registry lists; REPORTED: requests that the worker tells of
-    up NAME[#EPOCH]                  its session is open
-    lost NAME[#EPOCH] REASON         its session broke
-    arrive ID PROMPT+OUTPUT [!PRIORITY]
-    finish ID · cancel ID · hand_back ID · tick
-    show                             load of each worker, and the queue
-    counters                         why things went another way
+limits NAME=VALUE …              before anything else; the rest is as in LIMITS
+at SECONDS                       the clock
+workers NAME[#EPOCH][:CAPACITY[/CONTEXT]][@CELL][+REPORTED] …
+                                 what the registry lists; REPORTED: requests that the worker tells of
+up NAME[#EPOCH]                  its session is open
+lost NAME[#EPOCH] REASON         its session broke
+arrive ID PROMPT+OUTPUT [!PRIORITY]
+finish ID · cancel ID · hand_back ID · tick
+show                             load of each worker, and the queue
+counters                         why things went another way
 """
 
 import re
@@ -134,9 +134,7 @@ class Story:
     def do_arrive(self, name: str, size: str, priority: str = "!0") -> Iterable[Decision | str]:
         prompt, output = map(int, size.split("+"))
         try:
-            return self.policy.arrive(
-                Arrival(RequestId(name), prompt, output, int(priority[1:])), self.now
-            )
+            return self.policy.arrive(Arrival(RequestId(name), prompt, output, int(priority[1:])), self.now)
         except DiptychError as error:
             return [f"refused: {told(error)}"]
 
@@ -162,7 +160,11 @@ class Story:
         yield f"waiting: {self.policy.num_queued}"
 
     def do_counters(self) -> Iterable[str]:
-        return [f"{reason.value}: {self.policy.counters[reason]}" for reason in Reason if self.policy.counters[reason]]
+        return [
+            f"{reason.value}: {self.policy.counters[reason]}"
+            for reason in Reason
+            if self.policy.counters[reason]
+        ]
 
 
 @pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)

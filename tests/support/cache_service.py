@@ -38,10 +38,12 @@ class ServiceRig:
         self.server = server
         self.redis = redis
         self.fabric, self.faults = MemoryFabric(), Faults()
-        self.service = CacheService(settings, redis, self.fabric.open(faults=self.faults))
         self.worker = Worker(self.fabric.open())
         self.registry = Registry(redis, SHARD)
         self.directory = ChunkDirectory(redis, SHARD)
+        self.service = CacheService(
+            settings, Registry(redis, SHARD), self.directory, self.fabric.open(faults=self.faults)
+        )
         self.dialer = Dialer()
         self.client = CacheClient(self.dialer)
         self.has_left = False

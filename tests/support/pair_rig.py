@@ -1,7 +1,8 @@
-"""Decode and prefill workers' engine loops in one process: real brains, runner, rings and channel, no sockets.
+"""Decode and prefill workers' engine loops in one process: real brains, runner, rings and channel, no
+sockets.
 
-The rig stands in for the I/O processes and the bus: it carries messages between the loops, and `transit` may drop,
-repeat or hold any of them. Time is `clock`; it moves only when a test says so.
+The rig stands in for the I/O processes and the bus: it carries messages between the loops, and `transit` may
+drop, repeat or hold any of them. Time is `clock`; it moves only when a test says so.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from diptych.engine.settings import EngineSettings
 from diptych.engine.toy import ToyRunner
 from diptych.transfer.faults import Faults
 from diptych.transfer.memory import MemoryFabric
+from diptych.worker.channel import ChannelSettings
 from services.decode import loop as decode_loop
 from services.decode import messages as d
 from services.decode.handoffs import HandoffSettings
@@ -28,6 +30,7 @@ from services.prefill.loop import PrefillLoop
 T = TypeVar("T")
 EOS = 256
 WAIT_S = 20.0
+NO_CHANNEL = ChannelSettings("memory", "", "")
 
 
 class Clock:
@@ -96,7 +99,7 @@ class PairRig:
             fabric.open(faults=self.faults),
             decode_loop.LoopSettings(
                 engine, HandoffSettings(), [EOS], b"", colocated, threshold, max_batch, 0.25, 1.0,
-                "memory", "", landing_slots,
+                NO_CHANNEL, landing_slots,
             ),
             self.clock,
         )  # fmt: skip
@@ -105,7 +108,7 @@ class PairRig:
                 post,
                 ToyRunner(num_blocks=prefill_blocks, block_tokens=block_tokens),
                 fabric.open(),
-                prefill_loop.LoopSettings(engine, "memory", "", "", send_slots, 2, 30.0, False),
+                prefill_loop.LoopSettings(engine, NO_CHANNEL, send_slots, 2, 30.0, False),
                 self.clock,
             )
             for post in self._posts[1:]
@@ -222,7 +225,13 @@ class PairRig:
         key = p.AttemptKey(self._asked[answer.ticket], answer.attempt)
         self.attempts.append((answer.ticket, key))
         begun = p.Begun(
-            key, answer.tokens, answer.params, answer.banned, answer.num_held, answer.cache_root, 0  # type: ignore[arg-type]
+            key,
+            answer.tokens,
+            answer.params,
+            answer.banned,
+            answer.num_held,
+            answer.cache_root,
+            0,  # type: ignore[arg-type]
         )
         self.tell_prefill(p.PrefillInbox(begins=[begun]), answer.ticket)
 

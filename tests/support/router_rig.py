@@ -69,9 +69,12 @@ class RouterRig:
         """From now on the registry knows these."""
         self.peers = [worker.record for worker in workers]
 
-    async def linked(self, num_workers: int = 1) -> None:
-        """Waits until so many workers may be given requests."""
-        await until(lambda: len(self.loop.policy.usable) == num_workers, f"{num_workers} workers linked")
+    async def linked(self) -> None:
+        """Waits until exactly those that are listed may be given requests."""
+        listed = {(peer.worker_id, peer.epoch) for peer in self.peers}
+        await until(
+            lambda: {(ref.worker_id, ref.epoch) for ref in self.loop.policy.usable} == listed, "sessions"
+        )
 
     async def at_rest(self) -> None:
         """Waits until no request is live."""

@@ -64,9 +64,9 @@ class Model:
     def idle(self) -> list[ChunkHash]:
         return [name for name in self.held if not self.pinned(name)]
 
-    def longest_run(self) -> int:
-        """Bytes that could be free in one piece if everything idle were evicted."""
-        fixed = [*self.filling.values(), *(p for n, p in self.held.items() if self.pinned(n))]
+    def longest_run(self, evicted: set[ChunkHash]) -> int:
+        """Bytes that would be free in one piece if these were evicted."""
+        fixed = [*self.filling.values(), *(p for n, p in self.held.items() if n not in evicted)]
         edges = sorted((p.extent.offset, p.extent.end) for p in fixed)
         ends = [0, *(end for _, end in edges)]
         starts = [*(start for start, _ in edges), UNITS * ALIGN]
@@ -94,7 +94,8 @@ class Run:
     def admit(self, index: int, arg: int) -> None:
         model, offered = self.model, chunk(index, "theirs" if arg == 9 else "ours")
         model.expire(self.now)
-        idle, room = model.idle(), model.longest_run()
+        idle = model.idle()
+        room = model.longest_run(set(idle))
         admission = self.tier.admit(offered, self.now)
         known = model.held.get(offered.name) or model.filling.get(offered.name)
         if known:
@@ -121,6 +122,9 @@ class Run:
         assert set(evicted) <= set(idle)
         if evicted and units == 1:
             assert evicted == (idle[0],)  # any chunk makes room for the smallest: the oldest goes
+        for name in evicted:
+            rest = set(evicted) - {name}
+            assert self.model.longest_run(rest) < units * ALIGN, "it would have done without this one"
         for name in evicted:
             del self.model.held[name]
 

@@ -119,11 +119,12 @@ def test_the_demo_says_what_is_missing(changes: dict[str, Any], problem: str) ->
 
 
 def test_the_demo_shows_each_phase_and_the_proof() -> None:
-    text = drawn(demo.trail_table(TRAIL))
+    text = drawn(demo.trail_table(TRAIL, 160))
     rows = {line.split("│")[1].strip(): line for line in text.splitlines() if "│" in line}
     assert "100 ms" in rows["queue"]
     assert "600 tokens on prefill-0" in rows["prefill"]
-    assert "13.2 MiB in 3 chunks over grpc, 60.0 ms of reads" in rows["hand-off, exposed"]
+    assert "50.0 ms" in rows["hand-off"]
+    assert "exposed of 60.0 ms of reads; 13.2 MiB in 3" in rows["hand-off"]
     assert "11 tokens on decode-0" in rows["decode"]
     assert "10 tokens/s" in rows["TPOT"]
     assert demo.proof(TRAIL) == (

@@ -109,7 +109,11 @@ def test_digests_that_stay_wrong_end_in_local_prefill(rig: PairRig) -> None:
     rig.pump()
     assert rig.tokens["a"] == colocated(prompt(300), greedy(8))
     trail = rig.finishes["a"][0].trail
-    assert (trail.path, trail.path_reason, trail.fallbacks) == ("local", "attempts_failed", {"digest_wrong": 2})
+    assert (trail.path, trail.path_reason, trail.fallbacks) == (
+        "local",
+        "attempts_failed",
+        {"digest_wrong": 2},
+    )
     rig.assert_empty()
 
 

@@ -6,14 +6,19 @@ import pytest
 
 from diptych.client.values import Piece
 from diptych.domain.errors import PeerLost
+from diptych.domain.ids import RequestId, Tenant
+from diptych.domain.sampling import SamplingParams
 from diptych.v1 import common_pb2
+from services.router.requests import CheckedRequest, LiveRequest
 from tests.support.fake_decode import FakeDecode, expected_output, until
 from tests.support.router_rig import RouterRig, text_of, tokens_of
 
 PROMPT = "tell me"
 
 
-async def start(rig: RouterRig, worker: FakeDecode, num_tokens: int, max_tokens: int = 6) -> asyncio.Task[list[Piece]]:
+async def start(
+    rig: RouterRig, worker: FakeDecode, num_tokens: int, max_tokens: int = 6
+) -> asyncio.Task[list[Piece]]:
     """A request on `worker` (steps by hand) that has had `num_tokens` tokens, all of them taken by the router."""
     await rig.linked()
     running = asyncio.create_task(rig.generate(PROMPT, max_tokens, seed=11))
@@ -29,7 +34,7 @@ async def test_a_stream_survives_its_worker(num_tokens: int) -> None:
     async with FakeDecode("w0", manual=True) as w0, FakeDecode("w1") as w1, RouterRig(w0) as rig:
         running = await start(rig, w0, num_tokens)
         rig.list(w0, w1)
-        await rig.linked(2)
+        await rig.linked()
         await w0.kill()
         pieces = await running
 
@@ -53,7 +58,7 @@ async def test_a_worker_that_falls_silent_is_lost_though_no_stream_was_closed() 
         async with RouterRig(w0, session_silent_s=0.3) as rig:
             running = await start(rig, w0, 2)
             rig.list(w0, w1)
-            await rig.linked(2)
+            await rig.linked()
             w0.frozen = True
             pieces = await running
 
@@ -69,7 +74,7 @@ async def test_what_a_lost_worker_still_says_changes_nothing() -> None:
         async with RouterRig(w0, session_silent_s=0.3) as rig:
             running = await start(rig, w0, 2)
             rig.list(w0, w1)
-            await rig.linked(2)
+            await rig.linked()
             w0.frozen = True
             await until(lambda: w1.running)
             w0.frozen = False
@@ -88,7 +93,7 @@ async def test_a_worker_lost_between_its_last_token_and_its_last_word() -> None:
         w0.step()
         await until(lambda: all(len(live.output) == 6 for live in rig.loop.live.values()))
         rig.list(w0, w1)
-        await rig.linked(2)
+        await rig.linked()
         await w0.kill()
         pieces = await running
 
@@ -100,17 +105,21 @@ async def test_a_worker_lost_between_its_last_token_and_its_last_word() -> None:
 
 
 async def test_a_stream_survives_two_workers() -> None:
-    async with FakeDecode("w0", manual=True) as w0, FakeDecode("w1", manual=True) as w1, FakeDecode("w2") as w2:
+    async with (
+        FakeDecode("w0", manual=True) as w0,
+        FakeDecode("w1", manual=True) as w1,
+        FakeDecode("w2") as w2,
+    ):
         async with RouterRig(w0) as rig:
             running = await start(rig, w0, 2)
             rig.list(w0, w1)
-            await rig.linked(2)
+            await rig.linked()
             await w0.kill()
             await until(lambda: w1.running)
             w1.step()
             await until(lambda: all(len(live.output) == 3 for live in rig.loop.live.values()))
             rig.list(w1, w2)
-            await rig.linked(2)
+            await rig.linked()
             await w1.kill()
             pieces = await running
 
@@ -128,7 +137,7 @@ async def test_many_streams_move_at_once() -> None:
         running = [asyncio.create_task(rig.generate(prompt, 200)) for prompt in prompts]
         await until(lambda: len(rig.loop.live) == 30 and all(live.output for live in rig.loop.live.values()))
         rig.list(w0, w1)
-        await rig.linked(2)
+        await rig.linked()
         await w0.kill()
         streams = await asyncio.gather(*running)
 
@@ -163,7 +172,9 @@ async def test_with_nobody_left_it_fails_after_a_time_and_names_the_cause() -> N
     async with FakeDecode("w0", manual=True) as w0, RouterRig(w0, max_wait_s=0.3) as rig:
         running = await start(rig, w0, 2)
         await w0.kill()
-        with pytest.raises(PeerLost, match=r"no decode worker took it within 0\.3 s; the first that had it was lost"):
+        with pytest.raises(
+            PeerLost, match=r"no decode worker took it within 0\.3 s; the first that had it was lost"
+        ):
             await running
         status = await rig.status()
         assert status.fallbacks == {"decode_lost": 1, "no_decode_worker": 1}
@@ -174,7 +185,7 @@ async def test_a_request_that_kills_its_workers_stops_at_a_bound() -> None:
         async with RouterRig(w0, max_moves=1) as rig:
             running = await start(rig, w0, 1)
             rig.list(w0, w1)
-            await rig.linked(2)
+            await rig.linked()
             await w0.kill()
             await until(lambda: w1.running)
             await w1.kill()
@@ -186,7 +197,7 @@ async def test_an_unlisted_worker_finishes_what_it_has() -> None:
     async with FakeDecode("w0", manual=True) as w0, FakeDecode("w1") as w1, RouterRig(w0) as rig:
         running = await start(rig, w0, 2)
         rig.list(w1)
-        await rig.linked(1)
+        await rig.linked()
         await rig.generate("another", 1)
         for _ in range(4):
             w0.step()
@@ -204,7 +215,7 @@ async def test_a_cancelled_request_does_not_move() -> None:
         assert await rig.client.cancel(request_id)
         await until(lambda: w0.cancels)
         rig.list(w0, w1)
-        await rig.linked(2)
+        await rig.linked()
         await w0.kill()
         pieces = await running
 
@@ -226,11 +237,9 @@ async def test_a_cancelled_request_does_not_move() -> None:
         ([], {}, None),
     ],
 )
-async def test_what_an_output_calls_for(output: list[int], options: dict[str, object], reason: int | None) -> None:
-    from diptych.domain.ids import RequestId, Tenant
-    from diptych.domain.sampling import SamplingParams
-    from services.router.requests import CheckedRequest, LiveRequest
-
+async def test_what_an_output_calls_for(
+    output: list[int], options: dict[str, object], reason: int | None
+) -> None:
     params = SamplingParams(max_tokens=3, **options)  # type: ignore[arg-type]
     live = LiveRequest(RequestId("r"), CheckedRequest((1,), params, Tenant(""), "", 0, ""), 0.0)
     live.output.extend(output)

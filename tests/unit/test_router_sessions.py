@@ -2,10 +2,12 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
 from diptych.domain.errors import Draining, Internal, LayoutMismatch, Overloaded, TransferFailed
+from diptych.domain.records import Role
 from diptych.v1 import common_pb2, decode_pb2
 from tests.support.fake_decode import FakeDecode, expected_output, until
 from tests.support.router_rig import RouterRig, text_of, tokens_of
@@ -13,7 +15,9 @@ from tests.support.router_rig import RouterRig, text_of, tokens_of
 
 async def test_a_request_is_streamed_to_its_end() -> None:
     async with FakeDecode() as worker, RouterRig(worker) as rig:
-        pieces = await rig.generate("hello", 5, seed=7, temperature=0.5, stop=["x"], priority=-3, cache_salt="s")
+        pieces = await rig.generate(
+            "hello", 5, seed=7, temperature=0.5, stop=["x"], priority=-3, cache_salt="s"
+        )
 
         expected = expected_output(b"hello", 5)
         assert tokens_of(pieces) == expected
@@ -21,7 +25,11 @@ async def test_a_request_is_streamed_to_its_end() -> None:
         finish = pieces[-1].finish
         assert finish
         assert finish.reason == "length"
-        assert (finish.trail.seed, finish.trail.num_prompt_tokens, finish.trail.num_output_tokens) == (7, 5, 5)
+        assert (finish.trail.seed, finish.trail.num_prompt_tokens, finish.trail.num_output_tokens) == (
+            7,
+            5,
+            5,
+        )
         assert (finish.trail.decode_worker, finish.trail.num_resumed) == ("decode-0", 0)
         assert len({piece.request_id for piece in pieces}) == 1
         (submit,) = worker.submits
@@ -64,7 +72,7 @@ async def test_one_session_carries_all_requests() -> None:
 async def test_two_workers_share_the_load() -> None:
     async with FakeDecode("w0", manual=True) as w0, FakeDecode("w1", manual=True) as w1:
         async with RouterRig(w0, w1) as rig:
-            await rig.linked(2)
+            await rig.linked()
             streams = [asyncio.create_task(rig.generate(f"prompt {i}", 1)) for i in range(10)]
             await until(lambda: len(w0.running) + len(w1.running) == 10)
 
@@ -162,7 +170,7 @@ async def test_what_fails_later_ends_the_stream_with_its_cause() -> None:
 @pytest.mark.parametrize("error", [Draining("leaving"), Overloaded("full")])
 async def test_a_request_that_is_handed_back_goes_elsewhere(error: Exception) -> None:
     async with FakeDecode("w0") as w0, FakeDecode("w1") as w1, RouterRig(w0, w1) as rig:
-        await rig.linked(2)
+        await rig.linked()
         w0.refuse_submits = error  # type: ignore[assignment]
         pieces = await rig.generate("hello", 3)
 
@@ -182,7 +190,7 @@ async def test_a_worker_that_refuses_the_session_gets_nothing_and_is_asked_again
         assert not w0.submits
 
         w0.refuse_sessions = None
-        await rig.linked(2)
+        await rig.linked()
 
 
 async def test_a_worker_that_is_another_than_it_should_be_gets_nothing() -> None:
@@ -197,10 +205,6 @@ async def test_a_worker_that_is_another_than_it_should_be_gets_nothing() -> None
 
 async def test_a_worker_of_another_model_or_role_is_not_dialled() -> None:
     async with FakeDecode() as worker, RouterRig() as rig:
-        from dataclasses import replace
-
-        from diptych.domain.records import Role
-
         rig.peers = [replace(worker.record, model="other"), replace(worker.record, role=Role.PREFILL)]
         for _ in range(3):
             rig.loop.look()
