@@ -104,4 +104,5 @@ def _tell(layout: ClusterLayout, logs: Path) -> None:
     out.print(f"model {layout.model_name} at {layout.model}", markup=False, soft_wrap=True)
     out.print(f"store {where}, logs in {logs}", markup=False, soft_wrap=True)
     if layout.model != TOY and not layout.preload:
-        out.print(f"no lib{ALLOCATOR} here: workers would be faster with it (Debian: libtcmalloc-minimal4)")
+        advice = "workers would be faster with it (Debian: libtcmalloc-minimal4)"
+        out.print(f"no lib{ALLOCATOR} here: {advice}", soft_wrap=True)

@@ -21,8 +21,8 @@ from diptych.domain.ids import CHUNK_TOKENS
 
 QUESTION: Final = "In two sentences: why do prefill and decode get into each other's way on one machine?"
 MAX_TOKENS: Final = 96
-BAR_CELLS: Final = range(12, 49)
-TEXT_CELLS: Final = 68
+BAR_CELLS: Final = range(10, 49)
+TEXT_CELLS: Final = 70
 """What the columns beside the bars need."""
 
 
@@ -82,8 +82,8 @@ def trail_table(trail: Trail, width: int) -> Table:
         "queue": "until a prefill worker began",
         "prefill": f"{trail.num_prompt_tokens} tokens on {trail.prefill_worker or trail.decode_worker}",
         "hand-off": (
-            f"exposed of {figures.milliseconds(trail.handoff_s)} of reads; "
-            f"{figures.size(trail.kv_bytes)} in {trail.num_chunks}"
+            f"exposed of {figures.milliseconds(trail.handoff_s)}; "
+            f"{figures.size(trail.kv_bytes)} in {trail.num_chunks} chunks"
         ),
         "decode": f"{trail.num_output_tokens} tokens on {trail.decode_worker}",
     }

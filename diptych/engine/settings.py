@@ -56,5 +56,7 @@ class EngineSettings:
                 raise InvalidField(field, f"must be at least {low}, is {value}")
         if self.num_blocks is not None and self.memory_bytes is not None:
             raise InvalidField("num_blocks", "give the pool's size in blocks or in bytes, not both")
+        if self.profile is Profile.EXACT and self.threads != 1:
+            raise InvalidField("threads", f"the exact profile runs on 1 thread, is {self.threads}")
         if not 0.0 <= self.toy_step_delay_s <= 60.0:
             raise InvalidField("toy_step_delay_s", f"must be from 0 to 60, is {self.toy_step_delay_s:g}")

@@ -1,8 +1,8 @@
 """Turns what a service observed into metrics, and lets go of the collector in bounded time at the end.
 
 Without `OTEL_EXPORTER_OTLP_ENDPOINT` nothing is exported and recording costs a few microseconds. With it, a
-thread of the SDK's own sends the figures every `OTEL_METRIC_EXPORT_INTERVAL`; it shares nothing with
-the event loop.
+thread of the SDK's own sends the figures every `OTEL_METRIC_EXPORT_INTERVAL`; it shares nothing with the
+event loop.
 """
 
 import os
@@ -73,7 +73,7 @@ class Recorder:
         self._meter.create_observable_counter(EVENTS_NAME, [read], unit="{event}", description=EVENTS_ABOUT)
 
     def _bounded(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """The same counts under at most `MAX_EVENTS` words; what is no plain word, or comes later, is `OTHER`.
+        """The same counts under at most `MAX_EVENTS` words; what is no plain word, or comes late, is `OTHER`.
 
         A word that was let in stays in, or its series would run backwards.
         """

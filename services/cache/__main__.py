@@ -16,7 +16,6 @@ from diptych.store.directory import ChunkDirectory
 from diptych.store.registry import Registry
 from diptych.transfer.channel_tls import ChannelTls
 from diptych.transfer.open import open_channel
-from diptych.worker.service import tls_settings
 from services.cache.config import CacheSettings
 from services.cache.service import CacheService
 
@@ -33,7 +32,7 @@ def main() -> int:
 
 async def run(settings: CacheSettings, leave: asyncio.Event) -> None:
     """Serves until `leave` is set. Raises Stale when a later start of this worker has taken its name."""
-    tls = tls_settings(settings)
+    tls = settings.tls
     redis = await connect(settings.redis_url)
     try:
         channel = open_channel(

@@ -97,6 +97,11 @@ class DecodeLoop:
         """Reads in flight."""
         return len(self._reads)
 
+    @property
+    def num_unfinished_reads(self) -> int:
+        """Those of them whose bytes may still change."""
+        return sum(not read.done for _, read in self._reads.values())
+
     def assert_empty(self) -> None:
         """Raises Internal unless nothing is left of any request, once cached prefixes are forgotten."""
         self._pools.drop_cache()
@@ -111,7 +116,7 @@ class DecodeLoop:
             self._runner.layout.model, self._runner.layout.fingerprint, self._channel.kind, "",
             self._runner.max_context, self._runner.vocab_size, self._pools.total_tokens,
         )  # fmt: skip
-        self._mailbox.send(DecodeOutbox(ready=ready, load=self._load()))
+        self._mailbox.send(DecodeOutbox(ready=ready, load=self.load()))
 
     def _accept(self, inbox: DecodeInbox) -> None:
         now = self._clock()
@@ -165,7 +170,7 @@ class DecodeLoop:
                 self._reads[key][1].cancel()
         self._num_tokens += sum(len(out.tokens) for out in effects.tokens)
         now = self._clock()
-        load = self._load() if now - self._told_at >= IDLE_S / 2 else None
+        load = self.load() if now - self._told_at >= IDLE_S / 2 else None
         outbox = DecodeOutbox(
             None, effects.tokens, effects.begins, effects.posts, effects.withdrawals,
             effects.chunks_done, effects.ended, load,
@@ -187,7 +192,8 @@ class DecodeLoop:
     def _span(self, start: StartRead) -> MemorySpan:
         return self._arena.slice(start.slot.offset, start.piece.num_bytes)
 
-    def _load(self) -> EngineLoad:
+    def load(self) -> EngineLoad:
+        """How this worker is, derived from its live set."""
         audit, slots = self._pools.audit()[0], self._ring.audit()
         scheduler = self._scheduler
         return EngineLoad(

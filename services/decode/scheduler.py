@@ -41,6 +41,13 @@ from services.decode.pace import Pace
 from services.decode.request import DecodeRequest
 
 
+_LOSSES = {"PeerLost": "prefill_lost", "TooLarge": "prefill_too_small"}
+_WORTH_ANOTHER = frozenset(
+    {"prefill_lost", "prefill_stalled", "prefill_failed", "transfer_failed", "digest_wrong", "superseded"}
+)
+"""Losses after which another prefill worker is asked, once; after any other the prompt is prefilled here."""
+
+
 class DecodeScheduler:
     """All requests of one decode worker."""
 
@@ -135,7 +142,7 @@ class DecodeScheduler:
         self._handoffs.alive(request_id, attempt, now)
 
     def attempt_failed(self, request_id: RequestId, attempt: Attempt, kind: str, message: str) -> None:
-        reason = "prefill_lost" if kind == "PeerLost" else "prefill_failed"
+        reason = _LOSSES.get(kind, "prefill_failed")
         landing = self._handoffs.landing(request_id)
         num_contiguous = landing.num_contiguous if landing else 0
         self._settle(self._handoffs.failed(request_id, attempt, reason, message), num_contiguous)
@@ -335,7 +342,7 @@ class DecodeScheduler:
         if request is None or not isinstance(ended, Lost):
             return
         request.first_cause = request.first_cause or ended.message
-        request.costs.num_losses += 2 if ended.reason in ("begin_timeout", "store_unavailable") else 1
+        request.costs.num_losses += 1 if ended.reason in _WORTH_ANOTHER else 2
         self._count_fallback(request, ended.reason)
         request.num_computed = max(request.num_computed, num_contiguous)
         self._publish(request)

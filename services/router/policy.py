@@ -108,7 +108,7 @@ class RouterPolicy:
     def link_up(self, ref: WorkerRef, now: float) -> list[Decision]:
         """A session is open."""
         worker = self._workers.get(ref)
-        if worker is None:
+        if worker is None or worker.link is not Link.DIALLING:
             return []
         worker.link, worker.num_failures = Link.UP, 0
         return self._place(now)

@@ -134,7 +134,8 @@ async def test_after_a_kill_nobody_believes_the_old_process(caller: Caller) -> N
         assert again.address == cache.address
         assert (await caller.record("mine")).epoch != old_epoch
         assert await caller.located(offering) == set()
-        assert await caller.client.give_back(again.address, old.lease_id, timeout_s=WAIT_S)
+        # Calls fail fast while the connection that the kill broke waits for its next attempt.
+        await eventually(lambda: caller.client.give_back(again.address, old.lease_id, timeout_s=WAIT_S))
         assert isinstance(await caller.worker.read(old.piece), PeerError)
         assert await caller.lend(again, offering) == Missed("absent")
         assert (await caller.offer(again, offering)).stored

@@ -15,7 +15,7 @@ from diptych.rpc.chunks import Lent, Missed, Offered
 from diptych.v1 import worker_pb2
 from services.cache.arena import ALIGN
 from tests.support.cache_rig import FINGERPRINT, NUM_TOKENS, OTHER_FINGERPRINT, WAIT_S, Worker
-from tests.support.cache_service import UNITS, Make, cache_services
+from tests.support.cache_service import UNITS, Make, ServiceRig, cache_services
 from tests.support.valkey import eventually
 
 
@@ -23,6 +23,13 @@ from tests.support.valkey import eventually
 async def make(tmp_path: Path) -> AsyncIterator[Make]:
     async with cache_services(tmp_path) as make:
         yield make
+
+
+async def eventually_reading(rig: ServiceRig) -> None:
+    async def is_reading() -> bool:
+        return rig.faults.num_reads > 0
+
+    await eventually(is_reading)
 
 
 async def test_a_chunk_from_offer_to_give_back(make: Make) -> None:
@@ -127,6 +134,27 @@ async def test_leases_of_nobody_are_given_back_harmlessly(make: Make) -> None:
     assert await rig.give_back(lent.lease_id)
     assert await rig.give_back(lent.lease_id)
     assert (await rig.status()).load.slots_used == 0
+
+
+async def test_the_limits_of_the_settings_hold(make: Make) -> None:
+    rig = await make(max_reads=1, max_leases=1, max_lease_s=0.05)
+    rig.faults.hold(1)
+    held = asyncio.create_task(rig.offer(rig.worker.chunk(0)))
+    await eventually_reading(rig)
+    assert await rig.offer(rig.worker.chunk(1)) == Offered(False, "not_wanted")
+    rig.faults.release(1)
+    assert (await held).stored
+    first = await rig.lend(rig.worker.chunk(0))
+    assert isinstance(first, Lent)
+    assert await rig.lend(rig.worker.chunk(0)) == Missed("absent")
+
+    async def is_over() -> bool:
+        return (await rig.status()).load.slots_used == 0
+
+    await eventually(is_over)
+    counts = {counter.reason: counter.count for counter in (await rig.status()).counters}
+    assert counts == {"lend_hit": 1, "lend_leases": 1, "offer_busy": 1, "offer_stored": 1}
+    assert (await rig.status()).load.slots_total == 1
 
 
 async def test_leaving_waits_for_loans_and_takes_nothing_more(make: Make) -> None:

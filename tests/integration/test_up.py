@@ -1,4 +1,4 @@
-"""`diptych up` with real services and the toy model: it serves, survives any death, and leaves nothing behind."""
+"""`diptych up` with real services and the toy model: it serves, survives any death, leaves nothing behind."""
 
 from __future__ import annotations
 

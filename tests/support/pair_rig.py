@@ -8,6 +8,7 @@ drop, repeat or hold any of them. Time is `clock`; it moves only when a test say
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
@@ -150,6 +151,18 @@ class PairRig:
                 assert self._woken.wait(WAIT_S), "a read never ended"
                 self._woken.clear()
         raise AssertionError("the rig never came to rest")
+
+    def wait_for_reads(self, num_left: int = 0) -> None:
+        """Waits until at most `num_left` reads of the decode loop are in flight (the held ones, say)."""
+        give_up = time.monotonic() + WAIT_S
+        while self.decode.num_unfinished_reads > num_left:
+            assert time.monotonic() < give_up, "a read never ended"
+            self._woken.wait(0.001)
+            self._woken.clear()
+
+    @property
+    def has_messages(self) -> bool:
+        return any(post.inboxes for post in self._posts)
 
     def assert_empty(self) -> None:
         self.decode.assert_empty()

@@ -42,3 +42,21 @@ def write_config(directory: Path, **changes: Any) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(fields))
     return directory
+
+
+def write_checkpoint(directory: Path, config: Any, seed: int = 0, **save_options: Any) -> Any:
+    """Saves a random model of a transformers `config` in `directory` and returns it, in fp32, as the oracle.
+
+    Weights are spread wider than transformers' initial ones, so that attention and logits are far from flat.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            centre = 1.0 if "norm" in name else 0.0
+            tensor.normal_(centre, 0.2 if tensor.ndim == 1 else tensor.shape[-1] ** -0.5)
+    model.save_pretrained(directory, **save_options)
+    return model
