@@ -1,0 +1,1 @@
+"""The four processes: router, prefill, decode, cache. None imports another; the library imports none."""

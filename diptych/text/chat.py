@@ -27,7 +27,8 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from diptych.domain.errors import InvalidField, Unsupported
-from diptych.text.tokenizer import TOY, Tokenizer, read_json, token_text, unicode_bytes
+from diptych.text.model_json import read_json, token_text
+from diptych.text.tokenizer import TOY, Tokenizer, unicode_bytes
 
 ROLES = ("system", "user", "assistant")
 

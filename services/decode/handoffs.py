@@ -56,6 +56,8 @@ class Lost:
     request_id: RequestId
     reason: str
     message: str
+    num_landed: int = 0
+    """Position up to which the prompt's KV had landed without a gap."""
 
 
 class Handoffs:
@@ -157,8 +159,7 @@ class Handoffs:
         if landing is None or landing.attempt != attempt:
             self.counters["stale_message"] += 1
             return None
-        self.void(request_id, reason)
-        return Lost(request_id, reason, message)
+        return self._end(request_id, reason, message)
 
     def start_reads(self, now: float) -> None:
         """Starts reads of announced chunks while landing slots are free, oldest attempt first."""
@@ -214,18 +215,16 @@ class Handoffs:
 
     def expire(self, now: float) -> list[Lost]:
         """Ends what has waited too long."""
-        lost = [
-            Lost(request_id, "begin_timeout", "no prefill worker took the job in time")
+        late = [
+            (request_id, "begin_timeout", "no prefill worker took the job in time")
             for request_id, deadline in self._unclaimed.items()
             if deadline <= now
         ]
         stall_s, attempt_s = self._settings.stall_timeout_s, self._settings.attempt_timeout_s
         for request_id, landing in self._landings.items():
             if now - landing.heard_at >= stall_s or now - landing.begun_at >= attempt_s:
-                lost.append(Lost(request_id, "prefill_stalled", f"{landing.prefill_worker} went silent"))
-        for loss in lost:
-            self.void(loss.request_id, loss.reason)
-        return lost
+                late.append((request_id, "prefill_stalled", f"{landing.prefill_worker} went silent"))
+        return [self._end(*loss) for loss in late]
 
     def next_deadline(self) -> float:
         """When `expire` has something to do at the earliest."""
@@ -264,5 +263,9 @@ class Handoffs:
         reason = {"DigestMismatch": "digest_wrong", "LayoutMismatch": "layout_mismatch"}.get(
             type(error).__name__, "transfer_failed"
         )
+        return self._end(request_id, reason, str(error))
+
+    def _end(self, request_id: RequestId, reason: str, message: str) -> Lost:
+        landing = self._landings.get(request_id)
         self.void(request_id, reason)
-        return Lost(request_id, reason, str(error))
+        return Lost(request_id, reason, message, landing.num_contiguous if landing else 0)

@@ -40,7 +40,6 @@ from services.decode.messages import (
 from services.decode.pace import Pace
 from services.decode.request import DecodeRequest
 
-
 _LOSSES = {"PeerLost": "prefill_lost", "TooLarge": "prefill_too_small"}
 _WORTH_ANOTHER = frozenset(
     {"prefill_lost", "prefill_stalled", "prefill_failed", "transfer_failed", "digest_wrong", "superseded"}
@@ -143,18 +142,14 @@ class DecodeScheduler:
 
     def attempt_failed(self, request_id: RequestId, attempt: Attempt, kind: str, message: str) -> None:
         reason = _LOSSES.get(kind, "prefill_failed")
-        landing = self._handoffs.landing(request_id)
-        num_contiguous = landing.num_contiguous if landing else 0
-        self._settle(self._handoffs.failed(request_id, attempt, reason, message), num_contiguous)
+        self._settle(self._handoffs.failed(request_id, attempt, reason, message))
 
     def read_ended(self, key: ReadKey, error: PeerError | None, now: float) -> Unpack | None:
         """A read is over. An `Unpack` must be carried out before anything else is asked of the brain."""
-        landing = self._handoffs.landing(key.request_id)
-        num_contiguous = landing.num_contiguous if landing else 0
         ended = self._handoffs.read_ended(key, error, self._live.get(key.request_id), now)
         if isinstance(ended, Unpack):
             return ended
-        self._settle(ended, num_contiguous)
+        self._settle(ended)
         return None
 
     def unpacked(self, key: ReadKey, channel: str, now: float) -> None:
@@ -168,8 +163,8 @@ class DecodeScheduler:
 
     def plan(self, now: float) -> StepPlan:
         """Who runs in the next step. Empty when nobody can."""
-        for lost in self._handoffs.expire(now):
-            self._settle(lost)
+        for late in self._handoffs.expire(now):
+            self._settle(late)
         self._admit(now)
         self._handoffs.start_reads(now)
         steps = [self._decode_step(request) for request in list(self._active) if self._may_decode(request)]
@@ -336,15 +331,15 @@ class DecodeScheduler:
         bisect.insort(self._active, request, key=lambda r: r.order)
         self._take_token(request, landing.manifest.first_token, now)
 
-    def _settle(self, ended: Unpack | Lost | None, num_contiguous: int = 0) -> None:
+    def _settle(self, lost: Lost | None) -> None:
         """After a lost attempt: what landed whole stays as cached prefix, and the request waits again."""
-        request = self._live.get(ended.request_id) if isinstance(ended, Lost) else None
-        if request is None or not isinstance(ended, Lost):
+        request = self._live.get(lost.request_id) if lost else None
+        if request is None or lost is None:
             return
-        request.first_cause = request.first_cause or ended.message
-        request.costs.num_losses += 1 if ended.reason in _WORTH_ANOTHER else 2
-        self._count_fallback(request, ended.reason)
-        request.num_computed = max(request.num_computed, num_contiguous)
+        request.first_cause = request.first_cause or lost.message
+        request.costs.num_losses += 1 if lost.reason in _WORTH_ANOTHER else 2
+        self._count_fallback(request, lost.reason)
+        request.num_computed = max(request.num_computed, lost.num_landed)
         self._publish(request)
         request.advance(DecodeEvent.ATTEMPT_LOST)
         self._wait_again(request)

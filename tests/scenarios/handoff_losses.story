@@ -34,18 +34,16 @@ rest
     decode: c#1 chunk 0 landed
 pass 3
 rest
-    decode: job of c, 600 tokens, 0 held
+    decode: job of c, 600 tokens, 256 held
     decode: c#1 ended, prefill_stalled
     decode: attempt 2
-    prefill: c#2 chunk 0 is tokens 0 to 256
-    prefill: c#2 chunk 1 is tokens 256 to 512
-    prefill: c#2 chunk 2 is tokens 512 to 600
+    prefill: c#2 chunk 0 is tokens 256 to 512
+    prefill: c#2 chunk 1 is tokens 512 to 600
     prefill: c#2 manifest
-    decode: c#2 chunk 0 landed
-    decode: c#2 chunk 1 landed
     client: c token 0
     client: c token 1, length, disaggregated (long_prompt), prefill_stalled 1
-    decode: c#2 chunk 2 landed
+    decode: c#2 chunk 0 landed
+    decode: c#2 chunk 1 landed
     decode: c#2 ended, complete
     prefill: c#2 over
 

@@ -16,7 +16,7 @@ rest
     decode: a#1 ended, complete
     prefill: a#1 over
 
-# A prompt that the prefill worker's pool can't hold fails there, twice; then it is prefilled here.
+# A prompt that the prefill worker's pool can't hold fails there; then it is prefilled here.
 rig prefill_blocks=8 threshold=8
 submit b 100+2
 rest

@@ -124,8 +124,11 @@ def test_no_memory_of_no_size(num_bytes: int) -> None:
 
 
 def test_the_toy_runs_without_torch() -> None:
-    code = (
-        "import sys; from diptych.engine.open import open_runner; from diptych.engine.settings import
-        EngineSettings; " "open_runner(EngineSettings('toy')); sys.exit('torch' in sys.modules)"
-    )
+    code = """
+import sys
+from diptych.engine.open import open_runner
+from diptych.engine.settings import EngineSettings
+open_runner(EngineSettings("toy"))
+sys.exit("torch" in sys.modules)
+"""
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
