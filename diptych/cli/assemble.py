@@ -7,6 +7,7 @@ import contextlib
 import ctypes.util
 import os
 import secrets
+import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from diptych.cli.console import err, out
 from diptych.cli.layout import LOOPBACK, ClusterLayout
 from diptych.domain.errors import InvalidField
 from diptych.engine.catalog import TOY, resolve
-from diptych.engine.progress import Bars
+from diptych.engine.fetch import Bars
 from diptych.store.connect import connect, redacted
 from diptych.store.embedded import EmbeddedServer
 
@@ -45,6 +46,8 @@ class UpOptions:
 def assembled(options: UpOptions) -> Iterator[Cluster]:
     """A cluster that is not started yet; stopped at the exit, whatever runs by then.
 
+    Its logs stay where something went wrong: an error, or a child that had to be started again.
+
     What can be wrong is looked at before anything is started. Raises InvalidField for an option or port that
     can't be had, StoreUnavailable for a store that does not answer, and what `resolve` raises for the model.
     """
@@ -62,7 +65,11 @@ def assembled(options: UpOptions) -> Iterator[Cluster]:
         layout = replace(layout, model=str(model.path), model_name=model.name)
         logs = Path(tempfile.mkdtemp(prefix="diptych-logs-"))
         _tell(layout, logs)
-        yield stack.enter_context(Cluster(layout, logs, store))
+        cluster = stack.enter_context(Cluster(layout, logs, store))
+        yield cluster
+        cluster.stop()
+        if cluster.num_restarts == 0:  # nobody will want to read them
+            shutil.rmtree(logs, ignore_errors=True)
 
 
 def _layout(options: UpOptions, redis_url: str) -> ClusterLayout:

@@ -64,6 +64,11 @@ class Cluster:
         """Where the logs are."""
         return self._folder
 
+    @property
+    def num_restarts(self) -> int:
+        """Of all children together."""
+        return sum(member.supervision.num_restarts for member in self.members)
+
     def start(
         self, report: Callable[[Change], None], leave: Callable[[], bool], timeout_s: float = START_TIMEOUT_S
     ) -> None:

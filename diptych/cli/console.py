@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import tempfile
+import traceback
 from typing import Final
 
 from rich.console import Console
@@ -41,6 +43,14 @@ def show_error(error: DiptychError) -> None:
     err.print(Text(f"diptych: {error}", "red"), soft_wrap=True)
     if advice := advise(error):
         err.print(Text(f"  → {advice}", "red"), soft_wrap=True)
+
+
+def show_bug(error: Exception) -> None:
+    """An error that nobody expected, and where its traceback is."""
+    with tempfile.NamedTemporaryFile("w", prefix="diptych-bug-", suffix=".txt", delete=False) as file:
+        file.writelines(traceback.format_exception(error))
+    err.print(Text(f"diptych: unexpected {type(error).__name__}: {error}", "red"), soft_wrap=True)
+    err.print(Text(f"  → this is a bug of ours; its traceback is in {file.name}", "red"), soft_wrap=True)
 
 
 def advise(error: DiptychError) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
-from diptych.cli.console import err, out, show_error
+from diptych.cli.console import err, out, show_bug, show_error
 from diptych.domain.errors import DiptychError
 
 DEFAULT_MODEL: Final = "smollm2-135m"
@@ -174,6 +174,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         # Whoever read our output has left. Python would complain once more when it flushes at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:  # noqa: BLE001  # the boundary: whatever escapes is our bug
+        show_bug(error)
         sys.exit(1)
 
 

@@ -15,6 +15,7 @@ DEFAULT_CONTEXTS = 4
 _ACTIVATION_BYTES = 256 << 20
 """Left free for one step's activations."""
 _MIB = 1 << 20
+_CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,9 @@ def available_bytes(device: str) -> int:
     """Bytes that may still be taken: of the device's memory, or of the host's or the container's."""
     if device != "cpu":
         return int(torch.cuda.mem_get_info(device)[0])
-    free = _meminfo("MemAvailable")
-    limit, used = (_number(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current"))
-    return free if limit is None or used is None else min(free, limit - used)
+    container = _container_bytes(_CONTROL_GROUP)
+    free = _field(Path("/proc/meminfo"), "MemAvailable:") * 1024
+    return free if container is None else min(free, container)
 
 
 def fitted_blocks(need: Need, layout: KvLayout, block_tokens: int, max_context: int, available: int) -> int:
@@ -59,17 +60,21 @@ def fitted_blocks(need: Need, layout: KvLayout, block_tokens: int, max_context: 
     return num_blocks
 
 
-def _meminfo(name: str) -> int:
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/meminfo has no {name}")
-
-
-def _number(path: Path) -> int | None:
-    """The number in a control group's file; None where there is no such file or no limit."""
+def _container_bytes(group: Path) -> int | None:
+    """What the container's limit leaves; None without a limit. File cache that can be dropped counts as free."""
     try:
-        text = path.read_text(encoding="ascii").strip()
+        limit = (group / "memory.max").read_text(encoding="ascii").strip()
+        used = int((group / "memory.current").read_text(encoding="ascii"))
+        droppable = _field(group / "memory.stat", "inactive_file")
     except OSError:
         return None
-    return int(text) if text.isdigit() else None
+    return int(limit) - used + droppable if limit.isdigit() else None
+
+
+def _field(path: Path, name: str) -> int:
+    """The number after `name` in a file of lines "name number". Raises OSError when there is none."""
+    for line in path.read_text(encoding="ascii").splitlines():
+        words = line.split()
+        if words and words[0] == name:
+            return int(words[1])
+    raise OSError(f"{path} has no {name}")

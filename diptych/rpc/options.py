@@ -41,6 +41,8 @@ def dialling_options() -> Options:
         *_sizes(),
         ("grpc.keepalive_time_ms", _milliseconds(KEEPALIVE_S)),
         ("grpc.keepalive_timeout_ms", _milliseconds(KEEPALIVE_ANSWER_S)),
+        # Since 1.81 a ping's own timeout, a minute by default, outlasts the keepalive's.
+        ("grpc.http2.ping_timeout_ms", _milliseconds(KEEPALIVE_ANSWER_S)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", _milliseconds(RECONNECT_MIN_S)),
@@ -61,6 +63,7 @@ def serving_options() -> Options:
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.keepalive_time_ms", _milliseconds(KEEPALIVE_S)),
         ("grpc.keepalive_timeout_ms", _milliseconds(KEEPALIVE_ANSWER_S)),
+        ("grpc.http2.ping_timeout_ms", _milliseconds(KEEPALIVE_ANSWER_S)),
         # Two processes must not share a port by accident: the kernel would deal them the calls in turn.
         ("grpc.so_reuseport", 0),
     ]

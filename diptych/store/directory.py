@@ -67,9 +67,9 @@ class ChunkDirectory:
         located: dict[ChunkHash, tuple[ChunkLocation, ...]] = {}
         for piece in _pieces(chunks):
             reply = await self._call("locate", [self._key(chunk) for chunk in piece], [])
-            assert isinstance(reply, list)
-            for chunk, flat in zip(piece, reply, strict=True):
-                if locations := _locations(flat, holders):
+            assert isinstance(reply, bytes)
+            for chunk, line in zip(piece, reply.split(b"\n"), strict=True):
+                if locations := _locations(line, holders):
                     located[chunk] = locations
         return located
 
@@ -95,15 +95,14 @@ def _holder(worker_id: WorkerId, epoch: Epoch) -> str:
     return f"{worker_id}@{epoch}"
 
 
-def _locations(flat: Reply, holders: dict[bytes, tuple[WorkerId, Epoch]]) -> tuple[ChunkLocation, ...]:
-    """`flat`: holder, tier, holder, tier… as stored. What is none of ours is passed over."""
-    assert isinstance(flat, list)
-    found = []
-    for holder, tier in zip(flat[::2], flat[1::2], strict=True):
-        assert isinstance(holder, bytes)
-        assert isinstance(tier, bytes)
-        if holder in holders and tier in TIERS:
-            found.append(ChunkLocation(*holders[holder], TIERS[tier]))
+def _locations(line: bytes, holders: dict[bytes, tuple[WorkerId, Epoch]]) -> tuple[ChunkLocation, ...]:
+    """What `locate` says about one chunk. What is none of ours is passed over."""
+    words = line.split(b"\t") if line else []
+    found = [
+        ChunkLocation(*holders[holder], TIERS[tier])
+        for holder, tier in zip(words[::2], words[1::2], strict=True)
+        if holder in holders and tier in TIERS
+    ]
     return tuple(sorted(found, key=lambda location: NEAREST_FIRST.index(location.tier)))
 
 

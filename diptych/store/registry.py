@@ -17,9 +17,10 @@ from diptych.domain.errors import Stale
 from diptych.domain.ids import Epoch, WorkerId
 from diptych.domain.records import Role, WorkerLoad, WorkerRecord
 from diptych.store.library import Library
-from diptych.store.shard import CALL_TIMEOUT_S, Reply, Shard
+from diptych.store.shard import CALL_TIMEOUT_S, Shard
 
 LIBRARY = Library.read("registry")
+DECODER = msgspec.json.Decoder(WorkerRecord)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,10 @@ class Registry:
     async def alive(self, role: Role | None = None) -> list[WorkerRecord]:
         """The workers whose TTL has not run out, by id; only those of exactly that role when one is given."""
         reply = await self._shard.call(LIBRARY, "alive", [self._index], [self._worker_key("")])
-        records = [record for item in _items(reply) if (record := self._read(item)) is not None]
+        assert isinstance(reply, bytes)
+        if not reply:
+            return []
+        records = [record for line in reply.split(b"\n") if (record := self._read(line)) is not None]
         return sorted((r for r in records if role in (None, r.role)), key=lambda r: r.worker_id)
 
     async def _announce(self, registration: _Registration) -> bool:
@@ -79,7 +83,9 @@ class Registry:
         keys = [self._worker_key(record.worker_id), self._index]
         raw = msgspec.json.encode(record)
         args = (record.worker_id, record.epoch, registration.since, registration.ttl_ms, raw)
-        accepted, *rest = _items(await self._shard.call(LIBRARY, "announce", keys, args))
+        reply = await self._shard.call(LIBRARY, "announce", keys, args)
+        assert isinstance(reply, list)
+        accepted, *rest = reply
         if not accepted:
             raise Stale(f"worker {record.worker_id}: epoch {record.epoch} was replaced by a later one")
         since, is_new = rest
@@ -90,15 +96,9 @@ class Registry:
     def _worker_key(self, worker_id: str) -> str:
         return self._shard.key("worker", worker_id)
 
-    def _read(self, item: Reply) -> WorkerRecord | None:
-        assert isinstance(item, bytes)
+    def _read(self, line: bytes) -> WorkerRecord | None:
         try:
-            return msgspec.json.decode(item, type=WorkerRecord)
+            return DECODER.decode(line)
         except msgspec.DecodeError:
             self.num_malformed += 1
             return None
-
-
-def _items(reply: Reply) -> list[Reply]:
-    assert isinstance(reply, list)
-    return reply

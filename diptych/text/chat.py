@@ -113,7 +113,8 @@ def encode_chat(
         if i % 2:
             ids.append(controls[part])
         elif part:
-            ids.extend(tokenizer.encode(part.replace(veto, "").replace(wall, "")))
+            plain = part.replace(veto, "").replace(wall, "")
+            ids.extend(tokenizer.encode(plain, continues=i > 0))
     return ids
 
 

@@ -1,18 +1,20 @@
 """Hugging Face's `tokenizer.json`, of the two kinds whose tokens are bytes of the text.
 
-Byte-level BPE writes each byte as a printable character (GPT-2's alphabet). SentencePiece writes text with "▁" for a
-space and falls back to tokens such as "<0x0A>".
+Byte-level BPE writes each byte as a printable character (GPT-2's alphabet). SentencePiece writes text with
+"▁" for a space and falls back to tokens such as "<0x0A>".
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
 import tokenizers
+from tokenizers import pre_tokenizers
 
 from diptych.domain.errors import Unsupported
 from diptych.text.model_json import read_json, token_text
@@ -23,8 +25,7 @@ class HfTokenizer:
     """A model directory's `tokenizer.json`."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises Unsupported, naming the file, for one that is missing, torn, or of a kind that is not
-        served."""
+        """Raises Unsupported, naming the file, for one that is missing, torn or of a kind not served."""
         path = directory / "tokenizer.json"
         try:
             content = path.read_bytes()
@@ -34,10 +35,8 @@ class HfTokenizer:
             self._tokenizer: tokenizers.Tokenizer = tokenizers.Tokenizer.from_buffer(content)
         except Exception as error:  # noqa: BLE001 - the library raises bare Exception for whatever it can't parse
             raise Unsupported(f"{path}: torn, or not a tokenizer ({error})") from None
-        # Control tokens in text stay text; and a stored cut or padding is for training batches, not for us.
-        self._tokenizer.encode_special_tokens = True
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        _make_plain(self._tokenizer)
+        self._continuing = _continuing(self._tokenizer, content)
         self._byte_level = _is_byte_level(self._tokenizer, path)
         self._bytes_by_id: dict[int, bytes] = {}
         added = self._tokenizer.get_added_tokens_decoder()
@@ -53,14 +52,15 @@ class HfTokenizer:
         """See Tokenizer. Found by asking: the post-processor says it in many ways."""
         probe = self._tokenizer.encode("a", add_special_tokens=False).ids
         full = self._tokenizer.encode("a", add_special_tokens=True).ids
-        start = next(i for i in range(len(full)) if full[i : i + len(probe)] == probe)
+        start = next((i for i in range(len(full)) if full[i : i + len(probe)] == probe), 0)
         return tuple(full[:start])
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, continues: bool = False) -> list[int]:
         """See Tokenizer. Lets other threads run meanwhile."""
         unicode_bytes(text)
+        tokenizer = self._continuing if continues else self._tokenizer
         # `encode` holds the interpreter's lock throughout; the batch form does not.
-        return list(self._tokenizer.encode_batch([text], add_special_tokens=False)[0].ids)
+        return list(tokenizer.encode_batch([text], add_special_tokens=False)[0].ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """See Tokenizer."""
@@ -81,9 +81,30 @@ class HfTokenizer:
             return b""
         if self._byte_level:
             return b"".join(_BYTES[c] if c in _BYTES else c.encode() for c in token)
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            return bytes.fromhex(token[3:5])
+        if match := _BYTE_TOKEN.fullmatch(token):
+            return bytes.fromhex(match[1])
         return token.replace("▁", " ").encode()
+
+
+def _make_plain(tokenizer: tokenizers.Tokenizer) -> None:
+    """Control tokens in text stay text; and a stored cut or padding is for training batches, not for us."""
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+
+
+def _continuing(tokenizer: tokenizers.Tokenizer, content: bytes) -> tokenizers.Tokenizer:
+    """What encodes text that follows a control token: the same, but where a space is put before the
+    *first*."""
+    pre = json.loads(tokenizer.pre_tokenizer.__getstate__()) if tokenizer.pre_tokenizer is not None else {}
+    if pre.get("type") != "Metaspace" or pre.get("prepend_scheme") != "first":
+        return tokenizer
+    other: tokenizers.Tokenizer = tokenizers.Tokenizer.from_buffer(content)
+    other.pre_tokenizer = pre_tokenizers.Metaspace(
+        replacement=pre["replacement"], prepend_scheme="never", split=pre.get("split", True)
+    )
+    _make_plain(other)
+    return other
 
 
 def _eos_ids(directory: Path, tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
@@ -92,7 +113,12 @@ def _eos_ids(directory: Path, tokenizer: tokenizers.Tokenizer) -> frozenset[int]
     for name in ("generation_config.json", "config.json"):
         value = read_json(directory / name).get("eos_token_id")
         if value is not None:
-            return frozenset(value if isinstance(value, list) else [value])
+            ids = value if isinstance(value, list) else [value]
+            if not all(type(token_id) is int for token_id in ids):
+                raise Unsupported(
+                    f"{directory / name}: eos_token_id is {value!r}, neither an id nor a list of them"
+                )
+            return frozenset(ids)
     token = token_text(read_json(directory / "tokenizer_config.json").get("eos_token"))
     found = tokenizer.token_to_id(token) if token else None
     return frozenset() if found is None else frozenset({found})
@@ -120,3 +146,4 @@ def _byte_alphabet() -> dict[str, bytes]:
 
 
 _BYTES = _byte_alphabet()
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")

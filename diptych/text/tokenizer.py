@@ -42,9 +42,11 @@ class Tokenizer(Protocol):
     def digest(self) -> bytes:
         """16 bytes that differ between tokenizers, the same in every process."""
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, continues: bool = False) -> list[int]:
         """Ids of plain text, without `bos_ids`. "<|im_end|>" is ten characters here, not a control token.
 
+        `continues`: the text follows a control token, so that no space is put before it where a vocabulary
+        puts one before the first word only.
         Raises InvalidField("text") for text that is not Unicode (a lone surrogate).
         """
 
@@ -64,7 +66,7 @@ class ByteTokenizer:
     control_ids: Mapping[str, int] = {}
     digest = hashlib.blake2b(b"diptych bytes 257", digest_size=16).digest()
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, continues: bool = False) -> list[int]:
         """See Tokenizer."""
         return list(unicode_bytes(text))
 

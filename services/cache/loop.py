@@ -137,9 +137,12 @@ class ChunkKeeper:
         self._tier.check_integrity()
         return self._tier.audit(time.monotonic())
 
-    async def settle(self, deadline: float) -> bool:
-        """Waits, until `deadline` at most, for every loan and every read to end. Whether they have."""
-        while (audit := self.audit()).leases or audit.filling:
+    async def settle(self, deadline: float, has_borrowers: Callable[[], bool]) -> bool:
+        """Waits, until `deadline` at most, for every read and every loan to end. Whether they have.
+
+        Loans are not waited for once there is nobody left to read: `has_borrowers`.
+        """
+        while (audit := self.audit()).filling or (audit.leases and has_borrowers()):
             if time.monotonic() >= deadline:
                 return False
             await asyncio.sleep(SETTLE_STEP_S)

@@ -120,12 +120,15 @@ class CacheService:
         if self._tasks:
             await asyncio.wait(self._tasks)
             await self._withdraw_all()
-        if not await self.keeper.settle(deadline):
+        if not await self.keeper.settle(deadline, self._has_borrowers):
             log.warning("left with loans or reads under way: %s", self.keeper.audit())
         if self._server:
             await self._server.drain(max(0.0, deadline - time.monotonic()))
         await self.membership.stop()
         await self.keeper.close()
+
+    def _has_borrowers(self) -> bool:
+        return any(peer.role.prefills or peer.role.decodes for peer in self.membership.peers())
 
     def _is_known(self, region: Region) -> bool:
         wanted = (region.kind, region.address)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from diptych.domain.records import WorkerRecord
 from diptych.rpc.dial import Dialer
-from diptych.rpc.settings import ServiceSettings
-from diptych.rpc.tls import TlsSettings
+from diptych.telemetry.recorder import Recorder
 from services.router.config import RouterSettings
 from services.router.decisions import WorkerRef
 from services.router.loop import RouterLoop
@@ -25,15 +23,18 @@ def assemble(
     dialer: Dialer,
     peers: Callable[[], Sequence[WorkerRecord]],
     store_available: Callable[[], bool],
+    recorder: Recorder,
 ) -> tuple[RouterLoop, RouterServicer]:
     """`peers` tells the workers last known alive. Nothing runs yet."""
     policy = RouterPolicy(settings.limits(model.name))
+    recorder.watch(lambda: {reason.value: count for reason, count in dict(policy.counters).items()})
     loop = RouterLoop(
         policy,
         router,
         dialer,
         peers,
         model.tokenizer.eos_ids,
+        recorder,
         heartbeat_s=settings.session_heartbeat_s,
         silent_s=settings.session_silent_s,
     )
@@ -53,10 +54,3 @@ def assemble(
         slow_client_s=settings.slow_client_s,
     )
     return loop, servicer
-
-
-def tls_of(settings: ServiceSettings) -> TlsSettings | None:
-    """None where no certificate is named. With an authority, TLS is mutual."""
-    files = [Path(name) if name else None for name in (settings.tls_ca, settings.tls_cert, settings.tls_key)]
-    ca, cert, key = files
-    return TlsSettings(ca, cert, key, require_client_cert=ca is not None) if any(files) else None

@@ -63,6 +63,7 @@ class RouterSettings(ServiceSettings):
             max_share=self.max_share,
             max_overcommit=2.0,
             output_reserve=512,
+            prefix_slack=4,
             cancel_wait_s=self.cancel_wait_s,
             max_moves=self.max_moves,
             moves_per_s=self.moves_per_s,

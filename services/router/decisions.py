@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from diptych.domain.errors import DiptychError
-from diptych.domain.ids import Cell, Epoch, RequestId, WorkerId
+from diptych.domain.ids import Cell, ChunkHash, Epoch, RequestId, WorkerId
 from diptych.domain.records import WorkerRecord
 
 
@@ -47,12 +47,14 @@ class WorkerRef:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that wants a worker. `num_tokens` are those of the prompt."""
+    """A request that wants a worker. `num_tokens` are those of the prompt, `prefix` its whole chunks,
+    salted."""
 
     request_id: RequestId
     num_tokens: int
     max_tokens: int
     priority: int = 0
+    prefix: tuple[ChunkHash, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Limits:
     max_share: float
     max_overcommit: float
     output_reserve: int
+    prefix_slack: int
     cancel_wait_s: float
     max_moves: int
     moves_per_s: float

@@ -23,12 +23,14 @@ from diptych.domain.errors import DiptychError, Internal
 from diptych.domain.ids import RequestId
 from diptych.domain.records import WorkerRecord
 from diptych.rpc.dial import Dialer
+from diptych.telemetry.recorder import Recorder
 from diptych.v1 import common_pb2
 from services.router import wire
 from services.router.decisions import Abort, Arrival, Decision, Dial, End, HangUp, Place, Reason, WorkerRef
 from services.router.policy import RouterPolicy
 from services.router.requests import CheckedRequest, LiveRequest, Recent
 from services.router.session import Deltas, Session
+from services.router.telemetry import record_end
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ class RouterLoop:
         dialer: Dialer,
         peers: Callable[[], Sequence[WorkerRecord]],
         eos_ids: frozenset[int],
+        recorder: Recorder,
         *,
         heartbeat_s: float,
         silent_s: float,
@@ -61,6 +64,7 @@ class RouterLoop:
         self._dialer = dialer
         self._peers = peers
         self._eos_ids = eos_ids
+        self._recorder = recorder
         self._heartbeat_s = heartbeat_s
         self._silent_s = silent_s
         self._clock = clock
@@ -90,7 +94,9 @@ class RouterLoop:
         """Takes a request in. Raises Overloaded or TooLarge, and then has taken in nothing."""
         now = self._clock()
         request_id = RequestId(secrets.token_hex(12))
-        arrival = Arrival(request_id, len(checked.tokens), checked.params.max_tokens, checked.priority)
+        arrival = Arrival(
+            request_id, len(checked.tokens), checked.params.max_tokens, checked.priority, checked.prefix
+        )
         live = self.live[request_id] = LiveRequest(request_id, checked, now)
         try:
             decisions = self.policy.arrive(arrival, now)
@@ -140,7 +146,9 @@ class RouterLoop:
     def session_lost(self, session: Session, reason: Reason, cause: DiptychError) -> None:
         """See SessionListener."""
         if self._is_current(session):
-            log.warning("lost decode worker %s (%s): %s", session.ref, reason.value, cause)
+            # A worker that cannot be reached is dialled again and again: that is no news each time.
+            level = logging.WARNING if session.was_up else logging.INFO
+            log.log(level, "no session with decode worker %s (%s): %s", session.ref, reason.value, cause)
             del self._sessions[session.ref]
             self._carry_out(self.policy.link_lost(session.ref, reason, cause, self._clock()))
 
@@ -225,6 +233,7 @@ class RouterLoop:
         if live.end(wire.finish_message(live, finish), now):
             self.num_finished += 1
             self.recent.add(live.times, len(live.output))
+            record_end(self._recorder, live, finish)
 
     def _fail(self, live: LiveRequest, error: DiptychError) -> None:
         live.error = live.error or error

@@ -7,12 +7,12 @@ output, because most outputs end long before their bound.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from diptych.domain.errors import DiptychError
-from diptych.domain.ids import Cell
 from services.router.decisions import Arrival, Limits, Reason, WorkerRef
+from services.router.prefixes import PrefixHomes
 from services.router.states import State
 from services.router.workers import Worker
 
@@ -84,17 +84,32 @@ class Loads:
         most = worker.record.capacity_tokens * self._limits.max_overcommit
         return not load.num_requests or load.num_tokens + self._weight(live) <= most
 
-    def least_pressed(self, workers: Iterable[Worker]) -> Worker:
-        """The best of `workers`: fewest requests for its size, then fewest tokens, then near."""
-        return min(workers, key=lambda worker: self._pressure(worker, self._limits.cell))
+    def choose(self, workers: Sequence[Worker], live: Live, homes: PrefixHomes) -> Worker:
+        """The best of `workers`: fewest requests for its size, then fewest tokens, then near.
+
+        One that may hold the request's prefix is better still, while it has at most `prefix_slack` requests
+        more than it would take to be the best.
+        """
+        best = min(workers, key=self._pressure)
+        least, prefix = self._pressure(best)[0], live.arrival.prefix
+        holders = [
+            worker
+            for worker in workers
+            if homes.num_held(prefix, worker.ref)
+            and self._pressure(worker, self._limits.prefix_slack)[0] <= least
+        ]
+        if not holders:
+            return best
+        return min(holders, key=lambda worker: (-homes.num_held(prefix, worker.ref), self._pressure(worker)))
 
     def _weight(self, live: Live) -> int:
         return live.arrival.num_tokens + min(live.arrival.max_tokens, self._limits.output_reserve)
 
-    def _pressure(self, worker: Worker, cell: Cell) -> tuple[float, float, bool, WorkerRef]:
+    def _pressure(self, worker: Worker, slack: int = 0) -> tuple[float, float, bool, WorkerRef]:
         load, pool = self.of(worker.ref), worker.record.capacity_tokens
-        num_requests = load.num_requests + worker.num_others
-        return num_requests / pool, load.num_tokens / pool, worker.record.cell != cell, worker.ref
+        num_requests = load.num_requests + worker.num_others - slack
+        is_far = worker.record.cell != self._limits.cell
+        return num_requests / pool, load.num_tokens / pool, is_far, worker.ref
 
 
 class MoveRate:

@@ -4,8 +4,9 @@ Pure and synchronous: what happened and `now` go in, decisions come out; nothing
 Rules:
 
 - **Least loaded first** (`placing`): requests per token of pool (ours, and others' as of its last heartbeat),
-  then tokens, then our own cell. A worker takes `max_overcommit` times its pool and no more; the rest waits
-  here, where the first worker with room takes it.
+  then tokens, then our own cell; a worker that lately had the same prefix is preferred while it has little
+  more. A worker takes `max_overcommit` times its pool and no more; the rest waits here, where the first
+  worker with room takes it.
 - **One queue, bounded in length and in time.** First come those that lost their worker, then by priority,
   then by arrival. Nobody overtakes on a worker for which somebody ahead waits: large ones are not starved.
 - **Losing a worker is no storm.** Its requests move on at `moves_per_s`, each at most `max_moves` times: a
@@ -40,6 +41,7 @@ from services.router.decisions import (
     WorkerRef,
 )
 from services.router.placing import Live, Loads, MoveRate
+from services.router.prefixes import PrefixHomes
 from services.router.states import Event, State, advance
 from services.router.workers import Bounds, Link, Worker, bounds_of
 
@@ -51,6 +53,7 @@ class RouterPolicy:
         self._limits = limits
         self._workers: dict[WorkerRef, Worker] = {}
         self._live: dict[RequestId, Live] = {}
+        self._homes = PrefixHomes()
         self._num_arrivals = 0
         self._move_rate = MoveRate(limits.moves_per_s, limits.move_burst)
         self._finished_at: deque[float] = deque(maxlen=64)
@@ -226,7 +229,7 @@ class RouterPolicy:
             if not open_:
                 kept.update(worker.ref for worker in asked)
                 continue
-            worker = loads.least_pressed(open_)
+            worker = loads.choose(open_, live, self._homes)
             loads.add(worker.ref, live)
             decisions.append(self._give(live, worker.ref, now))
         return decisions
@@ -234,6 +237,7 @@ class RouterPolicy:
     def _give(self, live: Live, ref: WorkerRef, now: float) -> Place:
         if live.num_moves:
             self._move_rate.take(now)
+        self._homes.remember(live.arrival.prefix, ref)
         live.state, live.ref = advance(live.state, Event.PLACE), ref
         return Place(live.arrival.request_id, ref, live.moved)
 

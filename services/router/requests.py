@@ -15,7 +15,7 @@ from statistics import median
 from typing import Final
 
 from diptych.domain.errors import DiptychError, Internal
-from diptych.domain.ids import RequestId, Tenant, WorkerId
+from diptych.domain.ids import ChunkHash, RequestId, Tenant, WorkerId
 from diptych.domain.sampling import SamplingParams
 from diptych.v1 import common_pb2, decode_pb2
 from services.router.decisions import Reason
@@ -34,6 +34,8 @@ class CheckedRequest:
     label: str
     priority: int
     cache_salt: str
+    prefix: tuple[ChunkHash, ...] = ()
+    """Hashes of the prompt's whole chunks, salted by tenant and `cache_salt`."""
 
 
 @dataclass(slots=True)
@@ -137,6 +139,17 @@ class Times:
         if self.first_at is None:
             self.first_at = now
 
+    @property
+    def ttft_s(self) -> float | None:
+        """None where no token came."""
+        return None if self.first_at is None else self.first_at - self.arrived_at
+
+    def tpot_s(self, num_tokens: int) -> float | None:
+        """(last token - first) / (tokens - 1); None for fewer than two."""
+        if self.first_at is None or num_tokens < 2:
+            return None
+        return (self.latest_at - self.first_at) / (num_tokens - 1)
+
 
 class Recent:
     """Medians over the last requests that gave tokens."""
@@ -147,11 +160,11 @@ class Recent:
 
     def add(self, times: Times, num_tokens: int) -> None:
         """Takes in one request that ended."""
-        if times.first_at is None:
-            return
-        self._ttft_s.append(times.first_at - times.arrived_at)
-        if num_tokens > 1:
-            self._tpot_s.append((times.latest_at - times.first_at) / (num_tokens - 1))
+        ttft_s, tpot_s = times.ttft_s, times.tpot_s(num_tokens)
+        if ttft_s is not None:
+            self._ttft_s.append(ttft_s)
+        if tpot_s is not None:
+            self._tpot_s.append(tpot_s)
 
     @property
     def ttft_p50_s(self) -> float:
@@ -160,7 +173,7 @@ class Recent:
 
     @property
     def tpot_p50_s(self) -> float:
-        """(last token - first) / (tokens - 1); 0 while there is nothing to tell."""
+        """0 while there is nothing to tell."""
         return _median(self._tpot_s)
 
 

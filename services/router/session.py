@@ -67,6 +67,8 @@ class Session:
     ) -> None:
         self.ref = ref
         self.address = address
+        self.was_up = False
+        """Whether the worker ever welcomed us."""
         self._dialer = dialer
         self._router = router
         self._listener = listener
@@ -122,6 +124,7 @@ class Session:
     async def _read(self, call: _Call) -> tuple[Reason, DiptychError]:
         try:
             self._check_welcome(await self._next(call))
+            self.was_up = True
             self._listener.session_up(self)
             while True:
                 response = await self._next(call)

@@ -8,12 +8,14 @@ so that the loop goes on answering; its length in tokens is then held against wh
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from diptych.domain.errors import InvalidField, UnknownModel
-from diptych.domain.ids import Tenant
+from diptych.domain.hashing import chunk_hashes
+from diptych.domain.ids import BlockHash, ChunkHash, Tenant
 from diptych.domain.sampling import SamplingParams
 from diptych.text.chat import ChatMessage, encode_chat
 from diptych.text.tokenizer import unicode_bytes
@@ -66,18 +68,19 @@ class Validator:
         params.check(self._model.tokenizer.vocab_size)
         num_bytes = self._check_input(request)
         if num_bytes <= SHORT_PROMPT_BYTES:
-            tokens = self._encode(request)
+            tokens, prefix = self._read_input(request)
         else:
             async with self._threads:
-                tokens = await asyncio.to_thread(self._encode, request)
+                tokens, prefix = await asyncio.to_thread(self._read_input, request)
         self._check_room(request.WhichOneof("input") or "input", len(tokens), params.max_tokens)
         return CheckedRequest(
-            tuple(tokens),
+            tokens,
             params,
             Tenant(request.tenant),
             request.label,
             request.priority,
             request.cache_salt,
+            prefix,
         )
 
     def _check_model(self, name: str) -> None:
@@ -85,7 +88,7 @@ class Validator:
             raise UnknownModel(f"{name[:MAX_NAME_CHARS]!r} is not served here; served: {self._model.name!r}")
 
     def _check_input(self, request: router_pb2.GenerateRequest) -> int:
-        """What can be said of the input without tokenising it. Gives the bytes of text in it."""
+        """What can be said of the input without tokenising it. Gives its length in bytes."""
         match request.WhichOneof("input"):
             case "prompt":
                 num_bytes = len(unicode_bytes(request.prompt, "prompt"))
@@ -97,7 +100,7 @@ class Validator:
                 return self._check_chat(request.chat)
             case "token_ids":
                 self._check_ids(request.token_ids.ids)
-                return 0
+                return 4 * len(request.token_ids.ids)
             case _:
                 raise InvalidField("input", "one of prompt, chat and token_ids must be given")
 
@@ -123,6 +126,12 @@ class Validator:
         if max(ids) >= vocab_size:
             i = next(i for i, token in enumerate(ids) if token >= vocab_size)
             raise InvalidField(f"token_ids[{i}]", f"must be from 0 to {vocab_size - 1}, is {ids[i]}")
+
+    def _read_input(
+        self, request: router_pb2.GenerateRequest
+    ) -> tuple[tuple[int, ...], tuple[ChunkHash, ...]]:
+        tokens = tuple(self._encode(request))
+        return tokens, tuple(chunk_hashes(prefix_root(request.tenant, request.cache_salt), tokens))
 
     def _encode(self, request: router_pb2.GenerateRequest) -> list[int]:
         tokenizer = self._model.tokenizer
@@ -153,6 +162,11 @@ class Validator:
         ):
             if need > most:
                 raise InvalidField(field if num_prompt >= most else "max_tokens", f"{asked} is past {what}")
+
+
+def prefix_root(tenant: str, cache_salt: str) -> BlockHash:
+    """What the router's hashes of prefixes begin with: equal only for the same tenant and salt."""
+    return BlockHash(hashlib.blake2b(repr((tenant, cache_salt)).encode(), digest_size=16).digest())
 
 
 def read_params(message: common_pb2.SamplingParams) -> SamplingParams:

@@ -101,7 +101,14 @@ async def test_garbage_is_passed_over(directory: ChunkDirectory, redis: Redis, s
     await directory.publish(W1, E1, {chunk(1): Tier.L1})
     await redis.hset(
         f"diptych:{{{shard}}}:chunk:{chunk(1).hex()}",
-        mapping={"nobody": "l1", b"\xff": b"\xff", f"w2@{E2}": "l9"},
+        mapping={
+            "nobody": "l1",
+            "new\nline": "l1",
+            "tab\tbed": "l1",
+            "": "",
+            b"\xff": b"\xff",
+            f"w2@{E2}": "l9",
+        },
     )
 
     assert await directory.locate([chunk(0), chunk(1)], ALIVE) == {

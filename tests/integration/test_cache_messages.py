@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from diptych.rpc.kv_codec import piece_to_proto
 from diptych.rpc.status import from_rpc_error
 from diptych.v1 import cache_pb2
 from services.cache.arena import ALIGN
-from tests.support.cache_rig import FINGERPRINT, NUM_TOKENS, Offering
+from tests.support.cache_rig import FINGERPRINT, NUM_TOKENS, WAIT_S, Offering
 from tests.support.cache_service import UNITS, Make, cache_services
 
 
@@ -106,3 +107,19 @@ async def test_a_bad_loan_is_refused(
     refused = from_rpc_error(raised.value)
     assert type(refused) is error
     assert words in str(refused)
+
+
+@pytest.mark.parametrize("method", ["Offer", "Lend", "GiveBack"])
+async def test_bytes_that_are_no_message_harm_nobody(make: Make, method: str) -> None:
+    rig = await make()
+    unlimited = [("grpc.max_send_message_length", -1)]
+    chance = random.Random(7)
+    async with grpc.aio.insecure_channel(rig.service.address, options=unlimited) as channel:
+        call = channel.unary_unary(f"/diptych.v1.Cache/{method}")
+        for num_bytes in (1, 17, 300, 4096, 5 << 20):
+            with pytest.raises(grpc.RpcError):
+                await call(b"\xff" + chance.randbytes(num_bytes), timeout=WAIT_S)
+    assert rig.faults.num_reads == 0
+    status = await rig.status()
+    assert (status.load.bytes_used, status.load.slots_used, len(status.counters)) == (0, 0, 0)
+    assert (await rig.offer(rig.worker.chunk(0))).stored

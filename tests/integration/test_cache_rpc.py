@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from diptych.domain.errors import Draining, StoreUnavailable
-from diptych.domain.ids import WorkerId
+from diptych.domain.ids import Epoch, WorkerId
 from diptych.domain.records import ChunkLocation, Tier
 from diptych.rpc.chunks import Lent, Missed, Offered
 from diptych.v1 import worker_pb2
@@ -184,6 +184,15 @@ async def test_leaving_is_bounded_when_a_borrower_died(make: Make) -> None:
     rig = await make(drain_s=0.05)
     await rig.offer(rig.worker.chunk(0))
     assert isinstance(await rig.lend(rig.worker.chunk(0)), Lent)
+    async with asyncio.timeout(WAIT_S):
+        await rig.leave()
+
+
+async def test_leaving_waits_for_no_loan_when_everybody_has_left(make: Make) -> None:
+    rig = await make(drain_s=600.0, heartbeat_s=0.02)
+    await rig.offer(rig.worker.chunk(0))
+    assert isinstance(await rig.lend(rig.worker.chunk(0)), Lent)
+    await rig.registry.deregister(WorkerId("decode"), Epoch(1))
     async with asyncio.timeout(WAIT_S):
         await rig.leave()
 

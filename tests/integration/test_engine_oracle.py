@@ -7,8 +7,9 @@ ours.
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from tests.support.runner_driver import DrivenSequence, advance, decode, prefill
 
 pytestmark = [pytest.mark.integration, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(300)]
 
+Oracle = Callable[[list[int]], torch.Tensor]
 NEW_TOKENS = 16
 LENGTHS = [1, 2, 3, 7, 15, 16, 17, 18, 24, 31, 32, 33, 40, 47, 48, 49, 63, 64, 65, 80, 95, 96, 97, 127, 128]
 LENGTHS += [129, 200, 255, 256, 257, *range(4, 64, 3)]
@@ -42,10 +44,20 @@ def runner(directory: Path) -> TorchRunner:
 
 
 @pytest.fixture(scope="module")
-def oracle(directory: Path) -> Iterator[torch.nn.Module]:
-    threads = torch.get_num_threads()
-    yield AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-    torch.set_num_threads(threads)
+def oracle(directory: Path) -> Oracle:
+    """Logits [tokens, vocab] of a sequence, by transformers on all CPUs."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+    def logits(tokens: list[int]) -> torch.Tensor:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(os.cpu_count() or 1)
+        try:
+            found: torch.Tensor = model(torch.tensor([tokens])).logits[0]
+        finally:
+            torch.set_num_threads(threads)
+        return found
+
+    return logits
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +77,7 @@ def _sequences(prompts: list[list[int]]) -> list[DrivenSequence]:
 
 
 @torch.inference_mode()
-def test_greedy_ids_equal_transformers(
-    runner: TorchRunner, oracle: torch.nn.Module, prompts: list[list[int]]
-) -> None:
+def test_greedy_ids_equal_transformers(runner: TorchRunner, oracle: Oracle, prompts: list[list[int]]) -> None:
     assert len(prompts) == 50
     sequences = _sequences(prompts)
     for sequence in sequences:
@@ -76,18 +86,18 @@ def test_greedy_ids_equal_transformers(
         advance(runner, sequences, [None] * len(sequences))
     for prompt, sequence in zip(prompts, sequences, strict=True):
         assert len(sequence.output) == NEW_TOKENS
-        logits = oracle(torch.tensor([sequence.tokens])).logits[0]
+        logits = oracle(sequence.tokens)
         assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == sequence.output, f"prompt of {len(prompt)}"
 
 
 @torch.inference_mode()
 def test_logits_are_close_to_transformers(
-    runner: TorchRunner, oracle: torch.nn.Module, prompts: list[list[int]]
+    runner: TorchRunner, oracle: Oracle, prompts: list[list[int]]
 ) -> None:
     """Equal ids could hide an error that happens to change no argmax."""
     sequence = _sequences(prompts)[LENGTHS.index(257)]
     logits = runner.logits(StepPlan((sequence.step(),)))
-    expected = oracle(torch.tensor([sequence.tokens])).logits[0, -1:]
+    expected = oracle(sequence.tokens)[-1:]
     torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
 
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from diptych.domain.errors import Draining, Overloaded, PeerLost, TooLarge
-from diptych.domain.ids import Cell, Epoch, RequestId, WorkerId
+from diptych.domain.ids import Cell, ChunkHash, Epoch, RequestId, WorkerId
 from diptych.domain.records import Role, WorkerLoad, WorkerRecord
 from services.router.decisions import (
     Abort,
@@ -29,6 +29,7 @@ LIMITS = Limits(
     max_share=0.6,
     max_overcommit=1.5,
     output_reserve=20,
+    prefix_slack=2,
     cancel_wait_s=1.0,
     max_moves=2,
     moves_per_s=4.0,
@@ -57,6 +58,7 @@ class Policy(RuleBasedStateMachine):
         self.listed: dict[WorkerRef, WorkerRecord] = {}
         self.epochs = dict.fromkeys(NAMES, 1)
         self.moved_at: list[float] = []
+        self.retry_after_s = 1.0
 
     def carry_out(self, decisions: list[Decision]) -> None:
         for decision in decisions:
@@ -142,17 +144,20 @@ class Policy(RuleBasedStateMachine):
         output=st.integers(1, 80),
         priority=st.integers(-1, 1),
         count=st.integers(1, 6),
+        prefix=st.lists(st.sampled_from([b"a", b"b", b"c"]), max_size=3),
     )
-    def arrive(self, prompt: int, output: int, priority: int, count: int) -> object:
+    def arrive(self, prompt: int, output: int, priority: int, count: int, prefix: list[bytes]) -> object:
         admitted = []
         for _ in range(count):
             self.num_arrived += 1
             request_id = RequestId(f"r{self.num_arrived}")
             self.where[request_id] = None
             try:
-                self.carry_out(self.policy.arrive(Arrival(request_id, prompt, output, priority), self.now))
+                chunks = tuple(ChunkHash(chunk) for chunk in prefix)
+                arrival = Arrival(request_id, prompt, output, priority, chunks)
+                self.carry_out(self.policy.arrive(arrival, self.now))
             except Overloaded as error:
-                assert 0 < error.retry_after_s <= 30
+                self.retry_after_s = error.retry_after_s
                 del self.where[request_id]
             except TooLarge:
                 assert all(prompt + output > 0.6 * r.capacity_tokens for r in self.listed.values())
@@ -188,6 +193,10 @@ class Policy(RuleBasedStateMachine):
     def tick(self, seconds: float) -> None:
         self.now += seconds
         self.carry_out(self.policy.tick(self.now))
+
+    @invariant()
+    def a_refusal_says_when_to_come_back(self) -> None:
+        assert 0 < self.retry_after_s <= 30
 
     @invariant()
     def books_agree(self) -> None:

@@ -92,7 +92,7 @@ class Story:
 
     def do_submit(self, name: str, size: str) -> Iterable[str]:
         num_prompt, num_output = map(int, size.split("+"))
-        tokens = [(sum(name.rstrip('0123456789').encode()) + 5 * i) % 256 for i in range(num_prompt)]
+        tokens = [(sum(name.rstrip("0123456789").encode()) + 5 * i) % 256 for i in range(num_prompt)]
         self.rig.submit(name, tokens, SamplingParams(max_tokens=num_output, ignore_eos=True))
         return ()
 

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from diptych.domain.errors import DiptychError, Draining, Overloaded, PeerLost
-from diptych.domain.ids import Cell, Epoch, RequestId, WorkerId
+from diptych.domain.ids import Cell, ChunkHash, Epoch, RequestId, WorkerId
 from diptych.domain.records import Role, WorkerLoad, WorkerRecord
 from services.router.decisions import (
     Abort,
@@ -47,6 +47,7 @@ LIMITS = Limits(
     max_share=0.6,
     max_overcommit=2.0,
     output_reserve=50,
+    prefix_slack=2,
     cancel_wait_s=1.0,
     max_moves=2,
     moves_per_s=2.0,
@@ -131,10 +132,13 @@ class Story:
         cause = PeerLost(f"{word} ended the session")
         return self.policy.link_lost(ref_of(word), Reason(reason), cause, self.now)
 
-    def do_arrive(self, name: str, size: str, priority: str = "!0") -> Iterable[Decision | str]:
+    def do_arrive(self, name: str, size: str, *more: str) -> Iterable[Decision | str]:
         prompt, output = map(int, size.split("+"))
+        priority = next((int(word[1:]) for word in more if word.startswith("!")), 0)
+        chunks = next((word.split("/") for word in more if not word.startswith("!")), [])
+        prefix = tuple(ChunkHash(chunk.encode()) for chunk in chunks)
         try:
-            return self.policy.arrive(Arrival(RequestId(name), prompt, output, int(priority[1:])), self.now)
+            return self.policy.arrive(Arrival(RequestId(name), prompt, output, priority, prefix), self.now)
         except DiptychError as error:
             return [f"refused: {told(error)}"]
 

@@ -1,12 +1,13 @@
 """A decode worker of real gRPC, whose tokens follow a rule that a test can check.
 
-The next token is a function of all tokens before it, prompt and output, so that a request that moves to another
-worker goes on as if nothing had happened, and any token lost, repeated or out of place changes all that follow:
+The next token is a function of all tokens before it, prompt and output, so that a request that moves to
+another worker goes on as if nothing had happened, and any token lost, repeated or out of place changes all
+that follow:
 
     expected_output(prompt, n)  ==  what a client must get, whatever happened on the way
 
-By default a request gets a token each step, and a step is made as soon as the last one was sent. With `manual=True`
-a test calls `step`.
+By default a request gets a token each step, and a step is made as soon as the last one was sent. With
+`manual=True` a test calls `step`.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ class FakeDecode(DecodeServicer):
         max_context: int = 8192,
         text_of: Callable[[int], str] = lambda token: f"<{token}>",
         heartbeat_s: float = 0.05,
+        step_s: float = 0.0,
     ) -> None:
         self.worker_id = WorkerId(worker_id)
         self.epoch: Epoch = new_epoch()
@@ -118,6 +120,7 @@ class FakeDecode(DecodeServicer):
         self.address = "127.0.0.1:0"
         self._text_of = text_of
         self._heartbeat_s = heartbeat_s
+        self._step_s = step_s
         self._server: RpcServer | None = None
 
     @property
@@ -215,8 +218,10 @@ class FakeDecode(DecodeServicer):
         self.address = self._server.address
 
     async def _next(self, session: FakeSession) -> decode_pb2.SessionResponse | None:
-        """What a test or a step has to say; a step of its own in between; a heartbeat when there is nothing."""
+        """What a test or a step has to say; a step of its own in between; a heartbeat when there is
+        nothing."""
         if not self.manual and not self.frozen and session.outbox.empty():
+            await asyncio.sleep(self._step_s)
             self.step()
         try:
             async with asyncio.timeout(self._heartbeat_s):

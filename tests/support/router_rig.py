@@ -1,4 +1,5 @@
-"""A router of real gRPC in this process, in front of decode workers that a test lists. No store, no other process.
+"""A router of real gRPC in this process, in front of decode workers that a test lists. No store, no other
+process.
 
 Leaving the rig asserts that nothing is left: no live request, no session, no task.
 """
@@ -10,6 +11,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from opentelemetry.sdk.metrics.export import MetricReader
+
 from diptych.client.aio import AsyncClient, AsyncGeneration
 from diptych.client.values import Piece, RouterStatus
 from diptych.domain.ids import WorkerId
@@ -17,6 +20,7 @@ from diptych.domain.records import WorkerRecord
 from diptych.rpc.dial import Dialer
 from diptych.rpc.server import RpcServer, serve
 from diptych.store.membership import new_epoch
+from diptych.telemetry.recorder import Recorder
 from diptych.v1.router_pb2_grpc import add_RouterServicer_to_server
 from services.router.assemble import assemble
 from services.router.config import RouterSettings
@@ -49,6 +53,7 @@ class RouterRig:
         self.settings = settings(**changes)
         self.peers: list[WorkerRecord] = [worker.record for worker in workers]
         self.store_available = True
+        self.readers: list[MetricReader] = []
         self._dialer = Dialer()
         self.loop: RouterLoop
         self.server: RpcServer
@@ -88,6 +93,7 @@ class RouterRig:
             self._dialer,
             lambda: tuple(self.peers),
             lambda: self.store_available,
+            Recorder("router", "router-0", self.readers),
         )
         registration = partial(add_RouterServicer_to_server, servicer)
         self.server = await serve([registration], address="127.0.0.1:0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -47,6 +48,17 @@ def marked(mark: str) -> dict[int, str]:
     return found
 
 
+def stores(text: str) -> dict[int, str]:
+    """The living stores of which `text` tells: Valkey writes its title over its environment, mark and all."""
+    found = {}
+    for pid in re.findall(r"^store: ready on .* \(pid (\d+)\)$", text, re.MULTILINE):
+        with contextlib.suppress(OSError):
+            title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if "valkey" in title:
+                found[int(pid)] = title
+    return found
+
+
 def run(folder: Path, *arguments: str, stdin: str = "", **more: str) -> subprocess.CompletedProcess[str]:
     """One command to its end. It must leave no process behind, and never show a traceback."""
     env = environment(folder, **more)
@@ -60,7 +72,8 @@ def run(folder: Path, *arguments: str, stdin: str = "", **more: str) -> subproce
         check=False,
     )
     assert "Traceback" not in done.stdout + done.stderr, done.stderr
-    wait_until(lambda: not marked(env["DIPTYCH_TEST_MARK"]), f"nobody left of {arguments}", 20.0)
+    mark = env["DIPTYCH_TEST_MARK"]
+    wait_until(lambda: not {**marked(mark), **stores(done.stdout)}, f"nobody left of {arguments}", 20.0)
     return done
 
 
@@ -72,6 +85,7 @@ class RunningUp:
         self.env = environment(folder, **more)
         self.lines: list[str] = []
         self.router = ""
+        self._expected_status = 0
 
     def __enter__(self) -> Self:
         self.process = subprocess.Popen(
@@ -98,11 +112,11 @@ class RunningUp:
             status = self.process.wait(DEADLINE_S)
             self._reader.join(DEADLINE_S)
             if error is None:
-                assert status == 0, self.text
+                assert status == self._expected_status, self.text
                 assert "Traceback" not in self.text, self.text
             wait_until(lambda: not self.left(), "nobody left", 20.0)
         finally:
-            self.kill()
+            self._end()
 
     @property
     def text(self) -> str:
@@ -110,7 +124,7 @@ class RunningUp:
 
     def left(self) -> dict[int, str]:
         """Every process of this `up` that lives, itself included."""
-        return marked(self.env["DIPTYCH_TEST_MARK"])
+        return {**marked(self.env["DIPTYCH_TEST_MARK"]), **stores(self.text)}
 
     def pid_of(self, name: str) -> int:
         """The process that was ready last under this name."""
@@ -122,7 +136,12 @@ class RunningUp:
         return len(re.findall(rf"^{name}: ready on ", self.text, re.MULTILINE))
 
     def kill(self) -> None:
-        """SIGKILL, as nobody can prepare for."""
+        """SIGKILL, for which nobody can prepare."""
+        self._expected_status = -signal.SIGKILL
+        self.process.kill()
+        self.process.wait(DEADLINE_S)
+
+    def _end(self) -> None:
         self.process.kill()
         self.process.wait(DEADLINE_S)
         self._reader.join(DEADLINE_S)

@@ -269,8 +269,9 @@ async def test_settling_waits_for_loans_and_no_longer_than_its_deadline(rig: Rig
     worker = rig.worker()
     assert await rig.offer(worker.chunk(0))
     loan = rig.lend(worker.chunk(0))
-    assert not await rig.keeper.settle(time.monotonic())
-    waiting = asyncio.create_task(rig.keeper.settle(time.monotonic() + WAIT_S))
+    assert not await rig.keeper.settle(time.monotonic(), lambda: True)
+    assert await rig.keeper.settle(time.monotonic(), lambda: False)
+    waiting = asyncio.create_task(rig.keeper.settle(time.monotonic() + WAIT_S, lambda: True))
     rig.keeper.give_back(loan.lease_id)
     assert await waiting
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -244,3 +245,19 @@ def test_models(router: FakeRouter, capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "toy" in printed
     assert "4096" in printed
+
+
+def test_what_nobody_expected_is_two_lines_and_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(given: str) -> None:
+        raise ZeroDivisionError("by nothing")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(talk, "router_at", broken)
+    assert run("models") == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "diptych: unexpected ZeroDivisionError: by nothing"
+    (file,) = tmp_path.glob("diptych-bug-*.txt")
+    assert second.endswith(str(file))
+    assert "Traceback" in file.read_text(encoding="utf-8")

@@ -52,16 +52,17 @@ def test_a_pool_smaller_than_a_block_is_refused() -> None:
 
 
 def test_available_memory_minds_the_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert available_bytes("cpu") > 0
-    files = {"memory.max": 50 * MIB, "memory.current": 20 * MIB}
-    monkeypatch.setattr(fits, "_number", lambda path: files[path.name])
+    monkeypatch.setattr(fits, "_CONTROL_GROUP", tmp_path)
+    without = available_bytes("cpu")
+    assert without > 100 * MIB
+    (tmp_path / "memory.current").write_text(f"{30 * MIB}\n")
+    (tmp_path / "memory.stat").write_text(f"anon {20 * MIB}\ninactive_file {10 * MIB}\n")
+    (tmp_path / "memory.max").write_text(f"{50 * MIB}\n")
     assert available_bytes("cpu") == 30 * MIB
-    (tmp_path / "max").write_text("max\n")
-    (tmp_path / "number").write_text("123\n")
-    monkeypatch.undo()
-    assert fits._number(tmp_path / "max") is None
-    assert fits._number(tmp_path / "nowhere") is None
-    assert fits._number(tmp_path / "number") == 123
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_bytes("cpu") > 100 * MIB
+    (tmp_path / "memory.stat").write_text("anon 1\n")
+    assert available_bytes("cpu") > 100 * MIB
 
 
 def test_opening_refuses_before_it_reads_weights(tmp_path: Path) -> None:

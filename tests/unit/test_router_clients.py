@@ -5,9 +5,10 @@ from collections.abc import AsyncIterator
 
 import grpc
 import pytest
+from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
 
 from diptych.client.aio import AsyncClient
-from diptych.domain.errors import Draining, Overloaded
+from diptych.domain.errors import DiptychError, Draining, Overloaded
 from diptych.rpc.status import from_rpc_error
 from diptych.v1 import router_pb2
 from diptych.v1.router_pb2_grpc import RouterStub
@@ -172,11 +173,11 @@ async def test_draining_finishes_streams_and_refuses_new_ones(worker: FakeDecode
         await until(lambda: worker.running)
         draining = asyncio.create_task(rig.server.drain(20.0))
 
-        async def refused() -> Exception:
+        async def refused() -> DiptychError:
             while True:
                 try:
                     await rig.client.status()
-                except Exception as error:
+                except DiptychError as error:
                     return error
 
         error = await asyncio.wait_for(refused(), 20.0)
@@ -240,3 +241,33 @@ async def test_a_plain_client_reads_the_retry_delay() -> None:
         error = from_rpc_error(caught.value)
         assert isinstance(error, Overloaded)
         assert error.retry_after_s == 1.0
+
+
+async def test_metrics_tell_of_the_same_requests(worker: FakeDecode) -> None:
+    reader = InMemoryMetricReader()
+    rig = RouterRig(worker)
+    rig.readers = [reader]
+    async with rig:
+        worker.manual = False
+        await rig.generate("hello", 3)
+        async with rig.stream("gone", 1000) as generation:
+            await anext(generation)
+        await rig.at_rest()
+        data = reader.get_metrics_data()
+
+    assert data
+    points = {
+        metric.name: list(metric.data.data_points)
+        for metric in data.resource_metrics[0].scope_metrics[0].metrics
+    }
+    durations = {
+        str(point.attributes["diptych.finish_reason"]): point.count
+        for point in points["gen_ai.server.request.duration"]
+        if isinstance(point, HistogramDataPoint) and point.attributes
+    }
+    assert durations == {"length": 1, "abort": 1}
+    assert {"gen_ai.server.time_to_first_token", "gen_ai.server.time_per_output_token"} <= set(points)
+    events = {
+        str(point.attributes["diptych.event"]) for point in points["diptych.events"] if point.attributes
+    }
+    assert events == {"client_gone"}

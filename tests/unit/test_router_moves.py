@@ -19,7 +19,8 @@ PROMPT = "tell me"
 async def start(
     rig: RouterRig, worker: FakeDecode, num_tokens: int, max_tokens: int = 6
 ) -> asyncio.Task[list[Piece]]:
-    """A request on `worker` (steps by hand) that has had `num_tokens` tokens, all of them taken by the router."""
+    """A request on `worker` (steps by hand) that has had `num_tokens` tokens, all of them taken by the
+    router."""
     await rig.linked()
     running = asyncio.create_task(rig.generate(PROMPT, max_tokens, seed=11))
     await until(lambda: worker.running)

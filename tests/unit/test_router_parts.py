@@ -9,7 +9,6 @@ from diptych.domain.ids import RequestId, Tenant
 from diptych.domain.sampling import SamplingParams
 from diptych.rpc.settings import read_settings
 from diptych.v1 import common_pb2, decode_pb2
-from services.router.assemble import tls_of
 from services.router.config import RouterSettings
 from services.router.outgoing import PIECE_TOKENS, Outgoing
 from services.router.requests import CheckedRequest, LiveRequest, Recent, Times
@@ -156,13 +155,3 @@ def test_a_setting_out_of_bounds_ends_the_start(
         read_settings(RouterSettings, "router", ["--redis-url", "unix:///x", *flags.split()])
     assert caught.value.code == 2
     assert flag in capsys.readouterr().err
-
-
-def test_tls_is_off_unless_a_file_is_named_and_mutual_with_an_authority() -> None:
-    plain = {"redis_url": "unix:///x", "model": "toy"}
-    assert tls_of(RouterSettings(**plain)) is None
-    own = tls_of(RouterSettings(**plain, tls_cert="c", tls_key="k"))
-    mutual = tls_of(RouterSettings(**plain, tls_cert="c", tls_key="k", tls_ca="a"))
-    assert own
-    assert mutual
-    assert (own.require_client_cert, mutual.require_client_cert) == (False, True)

@@ -1,10 +1,5 @@
 """URLs, and what is said when nobody answers."""
 
-import asyncio
-import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +7,9 @@ from hypothesis import strategies as st
 from diptych.domain.errors import InvalidField, StoreUnavailable, Unsupported
 from diptych.store.connect import client, connect, redacted
 from diptych.store.shard import Shard
+from tests.support.pretender import Pretender, pretender
+
+__all__ = ["pretender"]
 
 
 @pytest.mark.parametrize(
@@ -70,28 +68,7 @@ async def test_an_unreachable_store_is_named_with_advice() -> None:
     assert "geheim" not in message
 
 
-Answer = Callable[[bytes], bytes]
-
-
-@pytest.fixture
-async def pretender() -> AsyncIterator[Callable[[Answer], Awaitable[str]]]:
-    """`await pretender(answer)`: the URL of a server that answers each command as the function says."""
-    async with AsyncExitStack() as stack:
-
-        async def start(answer: Answer) -> str:
-            async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                while data := await reader.read(4096):
-                    for command in re.split(rb"(?=\*\d+\r\n)", data)[1:]:
-                        writer.write(answer(command))
-                writer.close()
-
-            server = await stack.enter_async_context(await asyncio.start_server(serve, "127.0.0.1", 0))
-            return f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-
-        yield start
-
-
-async def test_a_silent_server_is_given_up(pretender: Callable[[Answer], Awaitable[str]]) -> None:
+async def test_a_silent_server_is_given_up(pretender: Pretender) -> None:
     url = await pretender(lambda _: b"")
     with pytest.raises(StoreUnavailable, match=r"no answer within 0.2 s"):
         await connect(url, timeout_s=0.2)
@@ -100,15 +77,13 @@ async def test_a_silent_server_is_given_up(pretender: Callable[[Answer], Awaitab
 @pytest.mark.parametrize(
     "nonsense", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"$x\r\n", b":\r\n", b"*x\r\n", b"\xff\r\n", b"-\r\n"]
 )
-async def test_another_protocol_is_unavailable(
-    pretender: Callable[[Answer], Awaitable[str]], nonsense: bytes
-) -> None:
+async def test_another_protocol_is_unavailable(pretender: Pretender, nonsense: bytes) -> None:
     url = await pretender(lambda _: nonsense)
     with pytest.raises(StoreUnavailable):
         await connect(url, timeout_s=0.5)
 
 
-async def test_an_old_server_is_refused(pretender: Callable[[Answer], Awaitable[str]]) -> None:
+async def test_an_old_server_is_refused(pretender: Pretender) -> None:
     info = b"# Server\r\nredis_version:6.2.14\r\n"
     bulk = b"$%d\r\n%s\r\n" % (len(info), info)
     url = await pretender(lambda command: bulk if b"INFO\r\n$6" in command else b"+OK\r\n")

@@ -3,11 +3,15 @@
 import json
 from pathlib import Path
 
+import gguf
 import pytest
+from tokenizers import pre_tokenizers
 
 from diptych.domain.errors import InvalidField, Unsupported
+from diptych.engine.gguf_tokenizer import build_tokenizer
 from diptych.text.chat import ChatMessage, ChatTemplate, encode_chat, load_chat_template
 from diptych.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from tests.support.tiny_gguf import write_sentencepiece
 from tests.support.tiny_model import tiny_directory
 
 END, START = 0, 1
@@ -108,6 +112,23 @@ def test_the_longer_of_two_control_tokens_is_meant() -> None:
 
     ids = encode_chat(TwoControls(), ChatTemplate("<a><a {{ messages[0].content }}"), user("<a> <a"))
     assert ids == [301, 300, *b" <a> <a"]
+
+
+def test_a_space_before_the_first_word_only(tmp_path: Path) -> None:
+    """As the library does it, which parses control tokens itself. The client's "</s>" it could not tell
+    apart."""
+    write_sentencepiece(tmp_path / "spm.gguf")
+    fields = {name: f.contents() for name, f in gguf.GGUFReader(tmp_path / "spm.gguf").fields.items()}
+    library = build_tokenizer(fields, "spm")
+    library.normalizer = None
+    library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    library.save(str(tmp_path / "tokenizer.json"))
+    template = ChatTemplate("Hello{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}")
+    ours = load_tokenizer(tmp_path)
+    written = "Hello<s>the world</s><s> the</s>"
+    expected = library.encode(written, add_special_tokens=False).ids
+    assert encode_chat(ours, template, [*user("the world"), *user(" the")]) == expected
+    assert encode_chat(ours, template, user("a</s>")).count(2) == 1
 
 
 def test_token_names_reach_the_template(directory: Path, tiny: Tokenizer, tmp_path: Path) -> None:

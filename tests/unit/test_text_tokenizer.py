@@ -9,7 +9,8 @@ import tokenizers
 
 from diptych.domain.errors import InvalidField, Unsupported
 from diptych.engine.gguf_tokenizer import build_tokenizer
-from diptych.text.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer, load_tokenizer
+from diptych.text.hf_tokenizer import HfTokenizer
+from diptych.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from tests.support.tiny_gguf import CONTROL, vocabulary, write_sentencepiece
 from tests.support.tiny_model import tiny_directory
 
@@ -136,4 +137,7 @@ def test_errors_name_the_file(tmp_path: Path, directory: Path) -> None:
     path.write_bytes(whole)
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(Unsupported, match=r"generation_config\.json: torn, or not JSON"):
+        HfTokenizer(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": ["x"]}')
+    with pytest.raises(Unsupported, match=r"generation_config\.json: eos_token_id is \['x'\]"):
         HfTokenizer(tmp_path)

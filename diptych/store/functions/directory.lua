@@ -44,14 +44,25 @@ local function sweep(keys, argv)
   return #names
 end
 
--- KEYS: the chunks' hashes. Returns {holder, tier, holder, tier, ...} of each.
+local function is_plain(text)
+  return not string.find(text, '%c')
+end
+
+-- KEYS: the chunks' hashes. Returns a line for each, "holder tab tier tab holder tab tier": one answer of many lines is
+-- read several times faster than an answer of many parts.
 local function locate(keys)
-  local found = {}
+  local lines = {}
   for i, key in ipairs(keys) do
-    local holders = redis.pcall('HGETALL', key)
-    found[i] = holders.err and {} or holders
+    local holders, words = redis.pcall('HGETALL', key), {}
+    for j = 1, #holders, 2 do
+      if is_plain(holders[j]) and is_plain(holders[j + 1]) then
+        words[#words + 1] = holders[j]
+        words[#words + 1] = holders[j + 1]
+      end
+    end
+    lines[i] = table.concat(words, '\t')
   end
-  return found
+  return table.concat(lines, '\n')
 end
 
 redis.register_function('diptych_directory_publish__VERSION__', publish)
