@@ -1,0 +1,1 @@
+"""Diptych: LLM inference with prefill and decode as separate services."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -22,7 +23,7 @@ def print_status(console: Console, address: str, status: RouterStatus) -> None:
     console.print(f"{status.num_live} live, {status.num_finished} finished, TTFT p50 {ttft}, TPOT p50 {tpot}")
     if status.fallbacks:
         console.print(f"fallbacks: {escape(figures.counts(status.fallbacks))}")
-    table = Table()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("role", "id", "address", "run + wait", "blocks", "TTFT", "TPOT"):
         table.add_column(name, no_wrap=True)
     for worker in status.workers:
@@ -52,7 +53,7 @@ def status_json(status: RouterStatus) -> str:
 
 def print_models(console: Console, models: Sequence[ModelInfo]) -> None:
     """A row for each model."""
-    table = Table()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("model", "context", "fingerprint"):
         table.add_column(name)
     for model in models:

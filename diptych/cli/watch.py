@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
@@ -122,7 +123,8 @@ class TableView:
 def members_table(members: Sequence[Member], status: RouterStatus | None) -> Table:
     """One row for each child, with what the router knows of it."""
     known = {worker.worker_id: worker for worker in status.workers} if status else {}
-    table = Table(title=_title(status), caption="Ctrl-C stops everything", title_justify="left")
+    table = Table(title=_title(status), caption="Ctrl-C stops everything", box=box.SIMPLE_HEAD)
+    table.title_justify = table.caption_justify = "left"
     for name in ("role", "id", "pid", "state", "run + wait", "blocks", "TTFT", "TPOT", "restarts"):
         table.add_column(name, justify="left" if name in ("role", "id", "state") else "right")
     for member in members:

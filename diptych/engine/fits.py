@@ -61,7 +61,8 @@ def fitted_blocks(need: Need, layout: KvLayout, block_tokens: int, max_context: 
 
 
 def _container_bytes(group: Path) -> int | None:
-    """What the container's limit leaves; None without a limit. File cache that can be dropped counts as free."""
+    """What the container's limit leaves; None without a limit. File cache that can be dropped counts as
+    free."""
     try:
         limit = (group / "memory.max").read_text(encoding="ascii").strip()
         used = int((group / "memory.current").read_text(encoding="ascii"))

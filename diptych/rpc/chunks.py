@@ -64,6 +64,7 @@ class CacheClient:
         address: str,
         *,
         chunk_hash: ChunkHash,
+        parent_hash: bytes = b"",
         fingerprint: str,
         num_tokens: int,
         piece: RemotePiece,
@@ -77,6 +78,7 @@ class CacheClient:
         request = cache_pb2.OfferRequest(
             wire_version=WIRE_VERSION,
             chunk_hash=chunk_hash,
+            parent_hash=parent_hash,
             fingerprint=fingerprint,
             num_tokens=num_tokens,
             piece=piece_to_proto(piece),

@@ -86,7 +86,8 @@ class Membership:
         return peer if peer and epoch in (None, peer.epoch) else None
 
     async def refresh(self) -> None:
-        """Looks who is alive now, not only at the next beat. Never raises; without the store nothing changes."""
+        """Looks who is alive now, not only at the next beat. Never raises; without the store nothing
+        changes."""
         with contextlib.suppress(StoreUnavailable):
             await self._look_around()
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from diptych.v1 import kv_pb2 as diptych_dot_v1_dot_kv__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64iptych/v1/cache.proto\x12\ndiptych.v1\x1a\x13\x64iptych/v1/kv.proto\"\x95\x01\n\x0cOfferRequest\x12\x14\n\x0cwire_version\x18\x01 \x01(\r\x12\x12\n\nchunk_hash\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\"\n\x05piece\x18\x05 \x01(\x0b\x32\x13.diptych.v1.KvPiece\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x0c\"\x1f\n\rOfferResponse\x12\x0e\n\x06stored\x18\x01 \x01(\x08\"G\n\x0bLendRequest\x12\x12\n\nchunk_hash\x18\x01 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x0f\n\x07lease_s\x18\x03 \x01(\x01\"w\n\x0cLendResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\x10\n\x08lease_id\x18\x02 \x01(\x06\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\"\n\x05piece\x18\x04 \x01(\x0b\x32\x13.diptych.v1.KvPiece\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x0c\"#\n\x0fGiveBackRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\x06\"\x12\n\x10GiveBackResponse2\xc7\x01\n\x05\x43\x61\x63he\x12<\n\x05Offer\x12\x18.diptych.v1.OfferRequest\x1a\x19.diptych.v1.OfferResponse\x12\x39\n\x04Lend\x12\x17.diptych.v1.LendRequest\x1a\x18.diptych.v1.LendResponse\x12\x45\n\x08GiveBack\x12\x1b.diptych.v1.GiveBackRequest\x1a\x1c.diptych.v1.GiveBackResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64iptych/v1/cache.proto\x12\ndiptych.v1\x1a\x13\x64iptych/v1/kv.proto\"\xaa\x01\n\x0cOfferRequest\x12\x14\n\x0cwire_version\x18\x01 \x01(\r\x12\x12\n\nchunk_hash\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\"\n\x05piece\x18\x05 \x01(\x0b\x32\x13.diptych.v1.KvPiece\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x0c\x12\x13\n\x0bparent_hash\x18\x07 \x01(\x0c\"\x1f\n\rOfferResponse\x12\x0e\n\x06stored\x18\x01 \x01(\x08\"G\n\x0bLendRequest\x12\x12\n\nchunk_hash\x18\x01 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x0f\n\x07lease_s\x18\x03 \x01(\x01\"w\n\x0cLendResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\x10\n\x08lease_id\x18\x02 \x01(\x06\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\"\n\x05piece\x18\x04 \x01(\x0b\x32\x13.diptych.v1.KvPiece\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x0c\"#\n\x0fGiveBackRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\x06\"\x12\n\x10GiveBackResponse2\xc7\x01\n\x05\x43\x61\x63he\x12<\n\x05Offer\x12\x18.diptych.v1.OfferRequest\x1a\x19.diptych.v1.OfferResponse\x12\x39\n\x04Lend\x12\x17.diptych.v1.LendRequest\x1a\x18.diptych.v1.LendResponse\x12\x45\n\x08GiveBack\x12\x1b.diptych.v1.GiveBackRequest\x1a\x1c.diptych.v1.GiveBackResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,17 +33,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'diptych.v1.cache_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_OFFERREQUEST']._serialized_start=60
-  _globals['_OFFERREQUEST']._serialized_end=209
-  _globals['_OFFERRESPONSE']._serialized_start=211
-  _globals['_OFFERRESPONSE']._serialized_end=242
-  _globals['_LENDREQUEST']._serialized_start=244
-  _globals['_LENDREQUEST']._serialized_end=315
-  _globals['_LENDRESPONSE']._serialized_start=317
-  _globals['_LENDRESPONSE']._serialized_end=436
-  _globals['_GIVEBACKREQUEST']._serialized_start=438
-  _globals['_GIVEBACKREQUEST']._serialized_end=473
-  _globals['_GIVEBACKRESPONSE']._serialized_start=475
-  _globals['_GIVEBACKRESPONSE']._serialized_end=493
-  _globals['_CACHE']._serialized_start=496
-  _globals['_CACHE']._serialized_end=695
+  _globals['_OFFERREQUEST']._serialized_end=230
+  _globals['_OFFERRESPONSE']._serialized_start=232
+  _globals['_OFFERRESPONSE']._serialized_end=263
+  _globals['_LENDREQUEST']._serialized_start=265
+  _globals['_LENDREQUEST']._serialized_end=336
+  _globals['_LENDRESPONSE']._serialized_start=338
+  _globals['_LENDRESPONSE']._serialized_end=457
+  _globals['_GIVEBACKREQUEST']._serialized_start=459
+  _globals['_GIVEBACKREQUEST']._serialized_end=494
+  _globals['_GIVEBACKRESPONSE']._serialized_start=496
+  _globals['_GIVEBACKRESPONSE']._serialized_end=514
+  _globals['_CACHE']._serialized_start=517
+  _globals['_CACHE']._serialized_end=716
 # @@protoc_insertion_point(module_scope)

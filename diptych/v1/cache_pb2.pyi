@@ -27,11 +27,14 @@ class OfferRequest(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     PIECE_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    PARENT_HASH_FIELD_NUMBER: _builtins.int
     wire_version: _builtins.int
     chunk_hash: _builtins.bytes
     fingerprint: _builtins.str
     num_tokens: _builtins.int
     digest: _builtins.bytes
+    parent_hash: _builtins.bytes
+    """The chunk before it, without which it is of no use; empty for a prompt's first. It outlives this one."""
     @_builtins.property
     def piece(self) -> _kv_pb2.KvPiece: ...
     def __init__(
@@ -43,10 +46,11 @@ class OfferRequest(_message.Message):
         num_tokens: _builtins.int = ...,
         piece: _kv_pb2.KvPiece | None = ...,
         digest: _builtins.bytes = ...,
+        parent_hash: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["piece", b"piece"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_hash", b"chunk_hash", "digest", b"digest", "fingerprint", b"fingerprint", "num_tokens", b"num_tokens", "piece", b"piece", "wire_version", b"wire_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_hash", b"chunk_hash", "digest", b"digest", "fingerprint", b"fingerprint", "num_tokens", b"num_tokens", "parent_hash", b"parent_hash", "piece", b"piece", "wire_version", b"wire_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -54,6 +54,8 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         _check_fingerprint(request.fingerprint)
         _check_length("chunk_hash", request.chunk_hash, HASH_BYTES)
         _check_length("digest", request.digest, DIGEST_BYTES)
+        if request.parent_hash:
+            _check_length("parent_hash", request.parent_hash, HASH_BYTES)
         if not 1 <= request.num_tokens <= CHUNK_TOKENS:
             raise InvalidField("num_tokens", f"must be from 1 to {CHUNK_TOKENS}, is {request.num_tokens}")
         source = piece_from_proto(request.piece)
@@ -68,6 +70,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             request.num_tokens,
             source.num_bytes,
             request.digest,
+            ChunkHash(request.parent_hash) if request.parent_hash else None,
         )
         left_s = cast("float | None", context.time_remaining())
         timeout_s = self._read_s if left_s is None else max(0.001, min(left_s, self._read_s))

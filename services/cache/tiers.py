@@ -44,6 +44,8 @@ class Chunk:
     num_tokens: int
     num_bytes: int
     digest: bytes
+    parent: ChunkHash | None = None
+    """The chunk before it, without which it is of no use: that one is never evicted first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,7 @@ class HostTier:
     def landed(self, name: ChunkHash) -> None:
         """The chunk's bytes are here and are right. Raises Internal unless it was being read."""
         self._idle[name] = self._end_fill(name)
+        self._use(name)
 
     def failed(self, name: ChunkHash) -> None:
         """The read has ended without right bytes. Raises Internal unless it was being read."""
@@ -223,9 +226,17 @@ class HostTier:
     def _refuse_held(self, placed: Placed, offered: Chunk) -> Refusal:
         if placed.chunk.fingerprint != offered.fingerprint:
             return Refusal.FOREIGN
-        if offered.name in self._idle:
-            self._idle.move_to_end(offered.name)
+        self._use(offered.name)
         return Refusal.HELD
+
+    def _use(self, name: ChunkHash) -> None:
+        """A chunk and, after it, each one before it count as used now, so that the head of a prompt goes
+        last."""
+        following: ChunkHash | None = name
+        while following is not None and (placed := self._find(following)) is not None:
+            if following in self._idle:
+                self._idle.move_to_end(following)
+            following = placed.chunk.parent
 
     def _make_room(self, num_bytes: int) -> tuple[ChunkHash, ...]:
         """Evicts the chunks of one run of `num_bytes`; none where the pinned ones leave no such run."""
@@ -258,6 +269,7 @@ class HostTier:
         if not leases:
             del self._lent[name]
             self._idle[name] = placed
+            self._use(name)
 
     def _expire(self, now: float) -> None:
         if now < self._next_end:

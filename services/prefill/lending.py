@@ -97,6 +97,7 @@ class Lending:
             offered = await self._client.offer(
                 address,
                 chunk_hash=ChunkHash(chunk.chunk_hash),
+                parent_hash=chunk.parent_hash,
                 fingerprint=self._fingerprint,
                 num_tokens=chunk.num_tokens,
                 piece=chunk.piece,

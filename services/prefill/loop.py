@@ -160,7 +160,14 @@ class PrefillLoop:
             piece = RemotePiece(self._region, pack.slot.offset, num_bytes)
             self._announced.append(
                 ChunkAnnounced(
-                    pack.key, pack.index, pack.start, pack.num_tokens, piece, digest, pack.chunk_hash
+                    pack.key,
+                    pack.index,
+                    pack.start,
+                    pack.num_tokens,
+                    piece,
+                    digest,
+                    pack.chunk_hash,
+                    pack.parent_hash,
                 )
             )
             self._scheduler.packed(pack)

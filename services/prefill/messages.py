@@ -80,6 +80,8 @@ class ChunkAnnounced:
     piece: RemotePiece
     digest: bytes
     chunk_hash: bytes = b""
+    parent_hash: bytes = b""
+    """Of the chunk before it; empty for the first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ class Pack:
     tables: BlockTables
     slot: Slot[SourceKey]
     chunk_hash: bytes
+    parent_hash: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +237,8 @@ class PrefillScheduler:
             slot = self._sources.open(job.key, job.num_packed, readers, now)
             if slot is None:
                 return None
-            block = end // self._pools.block_tokens - 1
-            name = job.hashes[block] if whole and self._pools.block_tokens == BLOCK_TOKENS else b""
-            return Pack(job.key, job.num_packed, start, end - start, job.holding.tables, slot, name)
+            names = self._names(job, start, end) if whole else (b"", b"")
+            return Pack(job.key, job.num_packed, start, end - start, job.holding.tables, slot, *names)
         return None
 
     def packed(self, pack: Pack) -> None:
@@ -282,6 +282,13 @@ class PrefillScheduler:
             job.num_computed = job.num_cached = job.holding.num_cached_tokens
             job.started_at = now
             job.advance(PrefillEvent.START)
+
+    def _names(self, job: PrefillJob, start: int, end: int) -> tuple[bytes, bytes]:
+        """Hashes of a whole chunk and of the one before it: only blocks of the common size have them."""
+        size = self._pools.block_tokens
+        if size != BLOCK_TOKENS:
+            return b"", b""
+        return job.hashes[end // size - 1], job.hashes[start // size - 1] if start else b""
 
     def _settle_loan(self, job: PrefillJob) -> None:
         if job.lent and not job.borrowing:

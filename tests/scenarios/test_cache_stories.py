@@ -2,7 +2,7 @@
 
 tier UNITS [FILLS [LEASES [SECONDS]]]   before anything else: room, reads at a time, loans, longest loan
 at SECONDS                              the clock
-offer NAME[*UNITS][/LAYOUT] …           each is read and lands at once
+offer NAME[*UNITS][<BEFORE][/LAYOUT] …  each is read and lands at once
 begin NAME[*UNITS] · land NAME · fail NAME    the same, step by step
 lend NAME[/LAYOUT] LEASE SECONDS · give_back LEASE
 drop · show
@@ -22,8 +22,10 @@ STORIES = sorted(Path(__file__).parent.glob("cache_*.story"))
 
 def chunk_of(word: str) -> Chunk:
     named, _, layout = word.partition("/")
+    named, _, parent = named.partition("<")
     name, _, units = named.partition("*")
-    return Chunk(ChunkHash(name.encode()), layout or "llama", 256, int(units or 1) * ALIGN, b"")
+    before = ChunkHash(parent.encode()) if parent else None
+    return Chunk(ChunkHash(name.encode()), layout or "llama", 256, int(units or 1) * ALIGN, b"", before)
 
 
 def names_of(names: Iterable[ChunkHash]) -> str:
