@@ -27,7 +27,7 @@ up: setup  ## the whole system on this machine
 	$(BIN)/diptych up
 
 test: setup lint  ## lint, then every test that needs neither containers nor a GPU nor a running system
-	$(BIN)/pytest $(SUITES)
+	$(BIN)/pytest -m "not compose and not gpu" $(SUITES)
 
 lint: setup  ## ruff and mypy; import rules and sizes are tests (tests/architecture)
 	$(BIN)/ruff check $(CODE)

@@ -19,7 +19,7 @@ from diptych.client import Client, Trail
 from diptych.domain.errors import OurError
 from diptych.domain.ids import CHUNK_TOKENS
 
-QUESTION: Final = "In two sentences: why do prefill and decode get into each other's way on one machine?"
+QUESTION: Final = "Explain in two sentences what prefill and decode workers do."
 MAX_TOKENS: Final = 96
 BAR_CELLS: Final = range(10, 49)
 TEXT_CELLS: Final = 70

@@ -100,9 +100,11 @@ class PrefillBus:
 
         After StoreUnavailable it needs no repetition: the next claim does that.
         """
-        self._owed.add(entry_id)
-        removed = await self._call("done", [entry_id])
-        self._owed.discard(entry_id)
+        try:
+            removed = await self._call("done", [entry_id])
+        except (StoreUnavailable, asyncio.CancelledError):
+            self._owed.add(entry_id)
+            raise
         self._held.discard(entry_id)
         return bool(removed)
 

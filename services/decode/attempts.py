@@ -11,21 +11,25 @@ import asyncio
 from collections import OrderedDict
 
 from diptych.domain.errors import InvalidField, Stale
-from diptych.domain.ids import Attempt, Epoch, RequestId, WorkerId
+from diptych.domain.ids import Attempt, Epoch, RequestId
 from diptych.v1 import decode_pb2
 from services.decode.messages import AttemptEnded, ChunkDone
 
 REMEMBERED = 1024
 
 Key = tuple[RequestId, Attempt]
+Source = tuple[str, str]
+"""Kind and address of a KV channel."""
 
 
 class AttemptStream:
     """What is to be said to one prefill worker about one attempt."""
 
-    def __init__(self, key: Key, prefill_worker: WorkerId) -> None:
+    def __init__(self, key: Key, sources: frozenset[Source]) -> None:
+        """`sources`: what may be read for it. Taken at its start, since a worker that drains is deregistered
+        first."""
         self.key = key
-        self.prefill_worker = prefill_worker
+        self.sources = sources
         self.ended = False
         self._queue: asyncio.Queue[decode_pb2.HandoffResponse] = asyncio.Queue()
 
@@ -47,11 +51,11 @@ class AttemptStreams:
     def num_open(self) -> int:
         return len(self._streams)
 
-    def open(self, key: Key, prefill_worker: WorkerId) -> AttemptStream:
+    def open(self, key: Key, sources: frozenset[Source]) -> AttemptStream:
         """Raises Stale when the attempt has a stream already."""
         if key in self._streams:
             raise Stale(f"attempt {key[1]} of {key[0]} has a stream already")
-        stream = self._streams[key] = AttemptStream(key, prefill_worker)
+        stream = self._streams[key] = AttemptStream(key, sources)
         if key in self._ended:
             self._tell_end(stream, self._ended[key])
         return stream
@@ -81,12 +85,15 @@ class AttemptStreams:
             stream.send(decode_pb2.HandoffResponse(done=decode_pb2.HandoffDone()))
 
 
-def check_open(message: decode_pb2.HandoffRequest, epoch: Epoch) -> tuple[Key, WorkerId]:
+def check_open(message: decode_pb2.HandoffRequest, epoch: Epoch) -> decode_pb2.HandoffOpen:
     """The first message of a hand-off stream. Raises Stale or InvalidField."""
     if message.WhichOneof("body") != "open":
         raise InvalidField("open", "must be the first message of a hand-off")
-    opening = message.open
-    if opening.decode_epoch != epoch:
-        raise Stale(f"epoch {opening.decode_epoch} is not this process")
-    key = RequestId(opening.request_id), Attempt(opening.attempt)
-    return key, WorkerId(opening.prefill_worker)
+    if message.open.decode_epoch != epoch:
+        raise Stale(f"epoch {message.open.decode_epoch} is not this process")
+    return message.open
+
+
+def key_of(opening: decode_pb2.HandoffOpen) -> Key:
+    """The attempt that a stream is about."""
+    return RequestId(opening.request_id), Attempt(opening.attempt)

@@ -17,7 +17,7 @@ from diptych.rpc.inspection import status_message
 from diptych.rpc.kv_codec import piece_from_proto
 from diptych.rpc.params import params_to_proto
 from diptych.v1 import decode_pb2, decode_pb2_grpc, worker_pb2, worker_pb2_grpc
-from services.decode.attempts import AttemptStream, check_open
+from services.decode.attempts import AttemptStream, check_open, key_of
 from services.decode.messages import AttemptAlive, AttemptFailed, ChunkReady, ManifestReceived
 from services.decode.sessions import RouterSession, check_hello
 from services.decode.worker import DecodeWorker
@@ -76,7 +76,9 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
     async def Handoff(  # noqa: N802
         self, request_iterator: AsyncIterator[decode_pb2.HandoffRequest], context: Context
     ) -> AsyncIterator[decode_pb2.HandoffResponse]:
-        stream = self._worker.streams.open(*check_open(await _first(request_iterator), self._worker.epoch))
+        opening = check_open(await _first(request_iterator), self._worker.epoch)
+        sources = self._worker.sources_of(WorkerId(opening.prefill_worker), Epoch(opening.prefill_epoch))
+        stream = self._worker.streams.open(key_of(opening), sources)
         reader = asyncio.create_task(self._read_handoff(stream, request_iterator), name="hand-off reader")
         try:
             while True:
@@ -143,9 +145,9 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
             case "chunk":
                 chunk = request.chunk
                 piece = piece_from_proto(chunk.piece)
-                if not self._worker.knows_source(stream.prefill_worker, piece.region):
+                if (piece.region.kind, piece.region.address) not in stream.sources:
                     raise TransferFailed(
-                        f"{stream.prefill_worker} is not registered with {piece.region.address}"
+                        f"{piece.region.address} is not where this prefill worker is registered"
                     )
                 inbox.chunks.append(
                     ChunkReady(

@@ -15,7 +15,6 @@ from itertools import count
 from diptych.domain.engine_report import EngineLoad, EngineReady
 from diptych.domain.errors import DiptychError, Draining, InvalidField, PeerLost, Stale, named_error
 from diptych.domain.ids import Attempt, Cell, Epoch, RequestId, Tenant, WorkerId
-from diptych.domain.ports import Region
 from diptych.domain.records import RequestRecord, Role
 from diptych.engine.process import Batch, EngineProcess
 from diptych.rpc.dial import Dialer
@@ -27,7 +26,7 @@ from diptych.store.requests import RequestProjection
 from diptych.text.tokenizer import Tokenizer
 from diptych.v1 import common_pb2, decode_pb2
 from diptych.worker.service import checked_ready
-from services.decode.attempts import AttemptStreams
+from services.decode.attempts import AttemptStreams, Source
 from services.decode.config import DecodeServiceSettings
 from services.decode.jobs import JobBoard
 from services.decode.messages import (
@@ -129,12 +128,10 @@ class DecodeWorker:
         if membership is None or membership.peer(worker_id, epoch) is None:
             raise Stale(f"prefill worker {worker_id}@{epoch} is not registered")
 
-    def knows_source(self, worker_id: WorkerId, region: Region) -> bool:
-        """Whether a registered worker of that name serves this region: nothing else is read."""
-        peer = self._membership.peer(worker_id) if self._membership else None
-        return peer is not None and any(
-            (channel.kind, channel.address) == (region.kind, region.address) for channel in peer.channels
-        )
+    def sources_of(self, worker_id: WorkerId, epoch: Epoch) -> frozenset[Source]:
+        """Where this start of a prefill worker is registered to be read: nothing else of it is."""
+        peer = self._membership.peer(worker_id, epoch) if self._membership else None
+        return frozenset((c.kind, c.address) for c in peer.channels) if peer else frozenset()
 
     def open_session(self, router_id: str) -> RouterSession:
         session = RouterSession(router_id)

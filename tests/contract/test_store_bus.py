@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
-from diptych.domain.errors import Overloaded
+from diptych.domain.errors import Overloaded, StoreUnavailable
 from diptych.domain.ids import Cell, Epoch, RequestId, WorkerId
 from diptych.domain.records import PrefillJob
 from diptych.store.bus import PrefillBus
@@ -235,7 +235,7 @@ async def test_a_restarted_worker_gets_back_what_it_held(bus: PrefillBus, redis:
     assert await restarted.done(again.entry_id)
 
 
-async def test_a_worker_may_hold_several_jobs(bus: PrefillBus, redis: Redis) -> None:
+async def test_a_worker_may_hold_several_jobs(bus: PrefillBus, redis: Redis, stream: str) -> None:
     """A lost claim gives back what was never handed out, and nothing else."""
     await bus.post(job("r0"))
     held = await bus.claim("p0", 0)
@@ -244,10 +244,33 @@ async def test_a_worker_may_hold_several_jobs(bus: PrefillBus, redis: Redis) -> 
     await claim_waits(redis)
     lost.cancel()
     await asyncio.gather(lost, return_exceptions=True)
-
     await bus.post(job("r1"))
-    assert await finish_next(bus) == "r1"
+    # As if the server had given it to the claim that was cancelled:
+    await redis.xreadgroup("prefill", "p0", {stream: ">"})
+
+    again = await bus.claim("p0", 0)
+    assert again is not None
+    assert (again.job, again.deliveries) == (job("r1"), 2)
+    assert await bus.claim("p0", 0) is None
+    assert await bus.done(again.entry_id)
     assert await bus.done(held.entry_id)
+
+
+async def test_a_done_that_was_lost_is_sent_again(bus: PrefillBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    await bus.post(job())
+    claimed = await bus.claim("p0", 0)
+    assert claimed is not None
+    with monkeypatch.context() as away:
+
+        async def lost(*_: object, **__: object) -> None:
+            raise StoreUnavailable("away")
+
+        away.setattr(bus._shard, "call", lost)
+        with pytest.raises(StoreUnavailable):
+            await bus.done(claimed.entry_id)
+
+    assert await bus.claim("p0", 0) is None
+    assert await bus.sweep(0) == 0
 
 
 async def test_a_flush_wakes_no_error_in_a_waiting_claim(bus: PrefillBus, redis: Redis) -> None:

@@ -88,6 +88,22 @@ async def test_a_later_epoch_replaces_an_earlier(
     assert await registry.alive() == [record(epoch=newer)]
 
 
+async def test_a_later_epoch_wins_though_the_clock_went_back(
+    registry: Registry, redis: Redis, shard: str
+) -> None:
+    old_process = Registry(redis, shard)
+    await old_process.register(record(epoch=2), ttl_s=30)
+    far_ahead = 2**52
+    await redis.hset(f"diptych:{{{shard}}}:worker:w1", "since", str(far_ahead))
+
+    await registry.register(record(epoch=1), ttl_s=30)
+
+    assert await redis.hget(f"diptych:{{{shard}}}:worker:w1", "since") == str(far_ahead + 1).encode()
+    with pytest.raises(Stale):
+        await old_process.heartbeat(W1, Epoch(2), LOAD)
+    assert not await registry.heartbeat(W1, Epoch(1), LOAD)
+
+
 async def test_a_registration_ends_with_its_ttl(registry: Registry) -> None:
     await registry.register(record(), ttl_s=0.05)
 
