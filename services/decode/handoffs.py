@@ -41,7 +41,7 @@ from services.decode.request import DecodeRequest
 class HandoffSettings:
     """How long decode waits for its prefills, in seconds."""
 
-    begin_timeout_s: float = 2.0
+    begin_timeout_s: float = 10.0
     """From posting a job to some prefill worker's `Begin`."""
     stall_timeout_s: float = 3.0
     """Between two signs of life of an attempt."""
@@ -95,6 +95,13 @@ class Handoffs:
                 request.request_id, len(request.tokens), request.num_computed, request.priority, timeout_s
             )
         )
+
+    def abandon_unclaimed(self) -> list[Lost]:
+        """Nobody is left who could claim a job."""
+        gone = [
+            (request_id, "no_prefill_worker", "no prefill worker is left") for request_id in self._unclaimed
+        ]
+        return [self._end(*loss) for loss in gone]
 
     def unposted(self, request_id: RequestId) -> Lost | None:
         """The bus did not take the job."""

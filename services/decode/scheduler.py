@@ -115,7 +115,11 @@ class DecodeScheduler:
         self._end(request, DecodeEvent.CANCEL, request.finish("abort", now))
 
     def surroundings(self, surroundings: Surroundings) -> None:
+        """How the world looks now. With the last prefill worker gone its jobs need not wait any longer."""
         self._surroundings = surroundings
+        if surroundings.num_prefill_workers == 0:
+            for lost in self._handoffs.abandon_unclaimed():
+                self._settle(lost)
 
     def begin(self, message: BeginAsked, now: float) -> None:
         """A prefill worker asks for a job that it claimed."""
@@ -232,7 +236,7 @@ class DecodeScheduler:
             request.advance(DecodeEvent.ASK_PREFILL)
             self._handoffs.post(request, now)
             return
-        if local in ("no_prefill_worker", "store_unavailable"):
+        if local in ("no_prefill_worker", "store_unavailable") and local not in costs.fallbacks:
             self._count_fallback(request, local)
         costs.started_at = now
         request.advance(DecodeEvent.PREFILL_LOCALLY)

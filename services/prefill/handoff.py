@@ -12,7 +12,7 @@ must look stopped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,8 +29,10 @@ from services.prefill.messages import AttemptKey, ChunkAnnounced, ManifestReady
 if TYPE_CHECKING:  # the name is in the stubs only
     from diptych.v1.decode_pb2_grpc import DecodeAsyncStub
 
-BEGIN_TIMEOUT_S = 10.0
+BEGIN_TIMEOUT_S = 4.0
+"""Shorter than a claimed job may lie before it goes to another worker."""
 HEARTBEAT_S = 0.5
+FAREWELL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class HandoffStream:
         self._us = us
         self._is_lively = is_lively
         self._released = released
+        self._failed = asyncio.Event()
         self._queue: asyncio.Queue[decode_pb2.HandoffRequest | None] = asyncio.Queue()
 
     def announce(self, chunk: ChunkAnnounced) -> None:
@@ -108,26 +111,39 @@ class HandoffStream:
         if failure is not None:
             told = common_pb2.Failure(kind=failure.kind, message=failure.message, retry=failure.retry)
             self._put(decode_pb2.HandoffRequest(failed=decode_pb2.PrefillFailed(failure=told)))
+            self._failed.set()
         self._queue.put_nowait(None)
 
     async def run(self, stub: DecodeAsyncStub) -> bool:
-        """Carries messages until the stream ends. True: the decode worker has everything."""
+        """Carries messages until the stream ends. True: the decode worker has everything.
+
+        After a failure of ours the decode worker has `FAREWELL_S` to end the stream; it may be stopped.
+        """
         call = stub.Handoff(self._requests())
+        reading = asyncio.create_task(self._read(call), name="hand-off reader")
+        failing = asyncio.create_task(self._failed.wait())
+        try:
+            await asyncio.wait({reading, failing}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({reading}, timeout=FAREWELL_S)
+            return reading.done() and reading.result()
+        finally:
+            failing.cancel()
+            reading.cancel()
+            call.cancel()
+            await asyncio.wait({reading, failing})
+
+    async def _read(self, call: AsyncIterable[decode_pb2.HandoffResponse]) -> bool:
         try:
             with domain_errors():
                 async for response in call:
                     match response.WhichOneof("body"):
                         case "released":
                             self._released(response.released.index)
-                        case "done":
-                            return True
-                        case _:
-                            return False
-            return False
+                        case body:
+                            return body == "done"
         except DiptychError:
-            return False
-        finally:
-            call.cancel()
+            pass  # the decode worker is gone, or wants no more
+        return False
 
     async def _requests(self) -> AsyncIterator[decode_pb2.HandoffRequest]:
         us, key = self._us, self.key

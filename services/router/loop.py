@@ -234,6 +234,8 @@ class RouterLoop:
             self.num_finished += 1
             self.recent.add(live.times, len(live.output))
             record_end(self._recorder, live, finish)
+            reason = common_pb2.FinishReason.Name(finish.reason)
+            log.info("ended: %s", reason, extra={"request_id": live.request_id, "label": live.checked.label})
 
     def _fail(self, live: LiveRequest, error: DiptychError) -> None:
         live.error = live.error or error

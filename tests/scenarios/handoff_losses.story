@@ -3,7 +3,7 @@ claim no
 submit a 40+2
 rest
     decode: job of a, 40 tokens, 0 held
-pass 1.9
+pass 9.9
 rest
 pass 0.2
 rest

@@ -143,10 +143,22 @@ def test_nobody_claims_the_job(rig: PairRig) -> None:
     rig.submit("a", prompt(300), greedy(8))
     rig.pump()
     assert rig.tokens == {}
-    rig.clock.now += 2.1
+    rig.clock.now += 10.1
     rig.pump()
     assert rig.tokens["a"] == colocated(prompt(300), greedy(8))
     assert rig.finishes["a"][0].trail.fallbacks == {"begin_timeout": 1}
+    assert not rig.jobs
+    rig.assert_empty()
+
+
+def test_the_last_prefill_worker_leaves_before_the_job_is_claimed(rig: PairRig) -> None:
+    rig.takes_jobs = [False]
+    rig.submit("a", prompt(300), greedy(8))
+    rig.pump()
+    rig.tell(d.DecodeInbox(surroundings=[d.Surroundings(0, True)]))
+    rig.pump()
+    assert rig.tokens["a"] == colocated(prompt(300), greedy(8))
+    assert rig.finishes["a"][0].trail.fallbacks == {"no_prefill_worker": 1}
     assert not rig.jobs
     rig.assert_empty()
 

@@ -8,6 +8,7 @@ from diptych.client.values import Piece
 from diptych.domain.errors import PeerLost
 from diptych.domain.ids import RequestId, Tenant
 from diptych.domain.sampling import SamplingParams
+from diptych.store.membership import new_epoch
 from diptych.v1 import common_pb2
 from services.router.requests import CheckedRequest, LiveRequest
 from tests.support.fake_decode import FakeDecode, expected_output, until
@@ -156,6 +157,18 @@ async def test_a_worker_started_anew_at_the_same_place_takes_over_its_own_reques
 
         assert tokens_of(pieces) == expected_output(PROMPT.encode(), 6)
         assert [submit.num_output for submit in w0.submits] == [0, 2]
+
+
+async def test_the_old_session_takes_nothing_with_it_that_the_new_one_needs() -> None:
+    async with FakeDecode("w0") as w0, RouterRig(w0) as rig:
+        await rig.linked()
+        w0.epoch = new_epoch()
+        rig.list(w0)
+        await rig.linked()
+        await until(lambda: len(w0.sessions) == 1)
+        assert tokens_of(await rig.generate(PROMPT, 3)) == expected_output(PROMPT.encode(), 3)
+
+        assert w0.num_sessions == 2
 
 
 async def test_with_nobody_left_it_waits_for_somebody() -> None:
