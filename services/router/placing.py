@@ -7,6 +7,7 @@ output, because most outputs end long before their bound.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -126,3 +127,21 @@ class MoveRate:
     def take(self, now: float) -> None:
         """Counts one move."""
         self._next_at = max(self._next_at, now) + self._interval_s
+
+
+class FinishRate:
+    """How fast requests have ended of late: what a refused caller is told to wait is what the queue takes."""
+
+    def __init__(self) -> None:
+        self._finished_at: deque[float] = deque(maxlen=64)
+
+    def add(self, now: float) -> None:
+        """One request ended."""
+        self._finished_at.append(now)
+
+    def time_for_s(self, num_requests: int) -> float:
+        """How long so many take to end, between 0.1 s and half a minute; 1 s while nothing is known."""
+        if len(self._finished_at) < 2:
+            return 1.0
+        elapsed = self._finished_at[-1] - self._finished_at[0]
+        return min(max(num_requests * elapsed / (len(self._finished_at) - 1), 0.1), 30.0)

@@ -15,7 +15,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
 
 from diptych.domain.errors import (
@@ -40,7 +40,7 @@ from services.router.decisions import (
     Reason,
     WorkerRef,
 )
-from services.router.placing import Live, Loads, MoveRate
+from services.router.placing import FinishRate, Live, Loads, MoveRate
 from services.router.prefixes import PrefixHomes
 from services.router.states import Event, State, advance
 from services.router.workers import Bounds, Link, Worker, bounds_of
@@ -56,7 +56,7 @@ class RouterPolicy:
         self._homes = PrefixHomes()
         self._num_arrivals = 0
         self._move_rate = MoveRate(limits.moves_per_s, limits.move_burst)
-        self._finished_at: deque[float] = deque(maxlen=64)
+        self._finish_rate = FinishRate()
         self.counters: Counter[Reason] = Counter()
 
     @property
@@ -140,7 +140,10 @@ class RouterPolicy:
         if live.state is State.QUEUED and self._num_new() > self._limits.max_queue:
             del self._live[arrival.request_id]
             self.counters[Reason.QUEUE_FULL] += 1
-            raise Overloaded(f"the queue is full ({self._limits.max_queue} requests)", self._retry_after_s())
+            raise Overloaded(
+                f"the queue is full ({self._limits.max_queue} requests)",
+                self._finish_rate.time_for_s(self.num_queued),
+            )
         return decisions
 
     def finish(self, request_id: RequestId, now: float) -> list[Decision]:
@@ -148,7 +151,7 @@ class RouterPolicy:
         if request_id not in self._live:
             return []
         self._end(self._live[request_id], Event.FINISH)
-        self._finished_at.append(now)
+        self._finish_rate.add(now)
         return self._place(now)
 
     def hand_back(
@@ -284,18 +287,11 @@ class RouterPolicy:
         if self.usable and not live.num_moves:
             self.counters[Reason.QUEUE_TIMEOUT] += 1
             problem = f"waited {self._limits.max_wait_s:g} s in the queue"
-            return End(request_id, Overloaded(problem, self._retry_after_s()))
+            return End(request_id, Overloaded(problem, self._finish_rate.time_for_s(self.num_queued)))
         self.counters[Reason.NO_WORKER] += 1
         why = f"; the first that had it was lost: {live.cause}" if live.cause else ""
         problem = f"no decode worker took it within {self._limits.max_wait_s:g} s{why}"
         return End(request_id, PeerLost(problem))
-
-    def _retry_after_s(self) -> float:
-        """How long the queue takes to empty at the rate of late, between 0.1 s and half a minute."""
-        if len(self._finished_at) < 2:
-            return 1.0
-        elapsed = self._finished_at[-1] - self._finished_at[0]
-        return min(max(self.num_queued * elapsed / (len(self._finished_at) - 1), 0.1), 30.0)
 
     def _end(self, live: Live, event: Event) -> None:
         live.state, live.ref = advance(live.state, event), None

@@ -94,6 +94,8 @@ async def test_a_restart_keeps_the_address_and_not_the_data(valkey: EmbeddedServ
     valkey.restart()
 
     assert (valkey.url, is_alive(pid)) == (url, False)
+    folder = valkey.log_path.parent
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "valkey.sock")] == [0o700, 0o700]
     redis = await connect(url)
     assert await redis.get("a") is None
     await redis.aclose()

@@ -11,16 +11,18 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import trustme
 from redis.asyncio import Redis
 
 from diptych.client.aio import AsyncClient
 from diptych.client.values import Piece
-from diptych.domain.errors import Draining
+from diptych.domain.errors import Draining, PeerLost
 from diptych.domain.records import Role
+from diptych.rpc.tls import TlsSettings
 from diptych.store.connect import connect
 from diptych.store.embedded import EmbeddedServer
 from diptych.store.registry import Registry
-from tests.support.fake_decode import expected_output
+from tests.support.fake_decode import FakeDecode, expected_output
 from tests.support.router_process import (
     WAIT_S,
     Process,
@@ -193,6 +195,27 @@ async def test_asked_to_leave_in_the_middle_of_a_stream_it_ends_that_first(
     pieces += [piece async for piece in generation]
     assert tokens_of(pieces) == expected_output(PROMPT.encode(), 100)
     assert await asyncio.to_thread(system.router.wait) == (0, "")
+
+
+async def test_with_certificates_every_hop_is_mutual_tls(
+    system: System, redis: Redis, tmp_path: Path
+) -> None:
+    authority = trustme.CA()
+    pair = authority.issue_cert("127.0.0.1")
+    files = {part: tmp_path / f"{part}.pem" for part in ("ca", "cert", "key")}
+    authority.cert_pem.write_to_path(files["ca"])
+    pair.cert_chain_pems[0].write_to_path(files["cert"])
+    pair.private_key_pem.write_to_path(files["key"])
+    tls = TlsSettings(files["ca"], files["cert"], files["key"], require_client_cert=True)
+    flags = [text for part, path in files.items() for text in (f"--tls-{part}", str(path))]
+    async with FakeDecode("d0", tls=tls) as worker:
+        await Registry(redis, SHARD).register(worker.record, 600.0)
+        with router_process(system.server.url, SHARD, "--worker-id", "router-1", *flags) as router:
+            async with AsyncClient(router.address, timeout_s=WAIT_S, tls=tls) as client:
+                assert tokens_of(await collect(client, 3)) == expected_output(PROMPT.encode(), 3)
+            async with AsyncClient(router.address, timeout_s=5.0) as plain:
+                with pytest.raises(PeerLost):
+                    await plain.status()
 
 
 async def test_a_later_start_under_the_same_name_takes_over(system: System) -> None:

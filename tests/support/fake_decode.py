@@ -27,6 +27,7 @@ from diptych.domain.ids import Cell, Epoch, WorkerId
 from diptych.domain.layout import WIRE_VERSION
 from diptych.domain.records import Role, WorkerLoad, WorkerRecord
 from diptych.rpc.server import RpcServer, serve
+from diptych.rpc.tls import TlsSettings
 from diptych.store.membership import new_epoch
 from diptych.v1 import common_pb2, decode_pb2
 from diptych.v1.decode_pb2_grpc import DecodeServicer, add_DecodeServicer_to_server
@@ -95,6 +96,7 @@ class FakeDecode(DecodeServicer):
         text_of: Callable[[int], str] = lambda token: f"<{token}>",
         heartbeat_s: float = 0.05,
         step_s: float = 0.0,
+        tls: TlsSettings | None = None,
     ) -> None:
         self.worker_id = WorkerId(worker_id)
         self.epoch: Epoch = new_epoch()
@@ -121,6 +123,7 @@ class FakeDecode(DecodeServicer):
         self._text_of = text_of
         self._heartbeat_s = heartbeat_s
         self._step_s = step_s
+        self._tls = tls
         self._server: RpcServer | None = None
 
     @property
@@ -214,7 +217,8 @@ class FakeDecode(DecodeServicer):
         await self.kill()
 
     async def _serve(self, address: str) -> None:
-        self._server = await serve([partial(add_DecodeServicer_to_server, self)], address=address)
+        registration = partial(add_DecodeServicer_to_server, self)
+        self._server = await serve([registration], address=address, tls=self._tls)
         self.address = self._server.address
 
     async def _next(self, session: FakeSession) -> decode_pb2.SessionResponse | None:

@@ -1,0 +1,41 @@
+"""`python -m diptych.cli.health HOST:PORT`: whether a service is ready, as an exit status. For container engines.
+
+Asks the standard gRPC health service, without TLS, for the server as a whole. Imports as little as it can: an
+engine runs it for each container every few seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+TIMEOUT_S: Final = 4.0
+
+
+def state_of(address: str, timeout_s: float = TIMEOUT_S) -> str:
+    """`SERVING`, `NOT_SERVING`, or why there was no answer."""
+    with grpc.insecure_channel(address) as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(), timeout=timeout_s
+            )
+        except grpc.RpcError as error:
+            return str(error.details() if isinstance(error, grpc.Call) else error)
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+
+def main(arguments: list[str]) -> int:
+    """Exit status: 0 ready, 1 not ready, 2 wrong arguments. Prints the state, which the engine keeps."""
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m diptych.cli.health HOST:PORT\n")
+        return 2
+    state = state_of(arguments[0])
+    print(state)
+    return 0 if state == "SERVING" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
