@@ -18,7 +18,7 @@ password_of() {  # role, what was given
   elif [ ! -s "$file" ]; then
     od -An -N24 -tx1 /dev/urandom | tr -d ' \n' >"$file"
   fi
-  chmod 444 "$file"
+  chmod 644 "$file"
 }
 
 password_of router "${REDIS_ROUTER_PASSWORD:-}"

@@ -161,6 +161,22 @@ def models(router: Router = "") -> None:
         print_models(out, client.models())
 
 
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False,
+) -> None:
+    """Say what this machine offers, and what each lack costs. Exit status 1 where nothing would run."""
+    from diptych.cli import doctor as examination
+
+    findings = examination.examine()
+    if as_json:
+        print(examination.findings_json(findings))
+    else:
+        examination.print_findings(out, findings)
+    if examination.is_broken(findings):
+        raise typer.Exit(1)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script; ends with SystemExit."""
     try:

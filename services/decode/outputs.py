@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from diptych.domain.sampling import SamplingParams
 from diptych.text.output import OutputText
+from diptych.text.stops import StopStrings
 from diptych.text.tokenizer import Tokenizer
 from diptych.v1 import common_pb2, decode_pb2
 from services.decode.messages import FinishInfo, TokensOut
@@ -32,6 +33,14 @@ class Output:
         self._index = len(given)
         self._text = OutputText.resume(tokenizer, params.stop, given)
         self.stopped = ""
+
+    @staticmethod
+    def stop_in(tokenizer: Tokenizer, params: SamplingParams, given: Sequence[int]) -> str:
+        """The stop string that had ended a resumed request's text already, or empty.
+
+        Its worker may have died between the token that completed it and the last message.
+        """
+        return StopStrings(params.stop).push(tokenizer.decode(given))[1] or ""
 
     def delta(self, out: TokensOut, worker_id: str) -> decode_pb2.Delta | None:
         """What the router is to hear of a step; None when it is nothing."""

@@ -233,6 +233,10 @@ class DecodeWorker:
         if max(whole.tokens) >= vocab_size:
             raise InvalidField("tokens", f"{max(whole.tokens)} is past the vocabulary of {vocab_size}")
         given = whole.tokens[len(whole.tokens) - submit.num_output :]
+        stop = Output.stop_in(self._tokenizer, params, given)
+        if stop:
+            session.send([ended_by_stop(request_id, len(given), stop)])
+            return
         self._outputs[request_id] = (Output(self._tokenizer, params, given), session)
         session.requests.add(request_id)
         self.inbox.submits.append(
@@ -297,6 +301,12 @@ class DecodeWorker:
         if self._board is not None and out.finish is not None:
             num_output = out.index + len(out.tokens)
             self._board.ended(out.request_id, "ended", num_output, out.finish.reason)
+
+
+def ended_by_stop(request_id: RequestId, index: int, stop: str) -> decode_pb2.Delta:
+    """The only delta of a resumed request whose text had ended before it came here."""
+    finish = common_pb2.Finish(reason=common_pb2.FINISH_REASON_STOP, stop=stop)
+    return decode_pb2.Delta(request_id=request_id, index=index, finish=finish)
 
 
 def refusal(request_id: RequestId, error: DiptychError) -> decode_pb2.Delta:

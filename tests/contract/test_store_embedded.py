@@ -1,5 +1,6 @@
 """The embedded server: private, restartable, and never left behind."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -56,6 +57,10 @@ def parent(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]", int]]:
         assert is_alive(pid)
         yield process, pid
         process.kill()
+    with contextlib.suppress(TimeoutError):
+        wait_for(lambda: not is_alive(pid))
+    if is_alive(pid):
+        os.kill(pid, signal.SIGKILL)  # the test has failed, and nobody else would
 
 
 async def test_it_serves_and_leaves_nothing_behind() -> None:

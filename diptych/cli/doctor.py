@@ -1,0 +1,52 @@
+"""`diptych doctor`: what this machine offers, and what each lack costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import Final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from diptych.cli import checks
+from diptych.cli.checks import Finding, State
+
+SHOWN: Final = {State.OK: "[green]ok[/]", State.LACKS: "[yellow]lacks[/]", State.BROKEN: "[red]broken[/]"}
+
+
+def examine(all_checks: Iterable[Callable[[], Finding]] = checks.ALL) -> list[Finding]:
+    """Runs every check, one after the other: together they would measure each other."""
+    return [check() for check in all_checks]
+
+
+def print_findings(console: Console, findings: Sequence[Finding]) -> None:
+    """A row for each finding, and below them the verdict."""
+    table = Table()
+    for name in ("", "state", "found", "costs you"):
+        table.add_column(name, overflow="fold")
+    for finding in findings:
+        table.add_row(finding.name, SHOWN[finding.state], escape(finding.found), escape(finding.cost))
+    console.print(table)
+    console.print(verdict(findings), markup=False)
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """One line: whether it will run here."""
+    names = [finding.name for finding in findings if finding.state is State.BROKEN]
+    if names:
+        return f"Diptych can't run here: {', '.join(names)}"
+    num_lacks = sum(finding.state is State.LACKS for finding in findings)
+    return f"Diptych runs here; {num_lacks} things could be better" if num_lacks else "Diptych runs here"
+
+
+def findings_json(findings: Sequence[Finding]) -> str:
+    """Everything, for programs."""
+    return json.dumps([asdict(finding) for finding in findings], indent=2)
+
+
+def is_broken(findings: Sequence[Finding]) -> bool:
+    """Whether something essential lacks."""
+    return any(finding.state is State.BROKEN for finding in findings)
