@@ -25,7 +25,8 @@ open('engine.txt', 'w').write('\n'.join(p['optional-dependencies']['engine']))"
 
 FROM tools AS light-venv
 RUN python3 -m venv --without-pip /opt/diptych \
- && python3 -m pip --python /opt/diptych/bin/python install -q -r light.txt -c constraints.txt
+ && python3 -m pip --python /opt/diptych/bin/python install -q -r light.txt -c constraints.txt \
+ && find /opt/diptych/lib/python3*/site-packages/numpy -name tests -type d -prune -exec rm -rf {} +
 
 FROM tools AS worker-venv
 # This venv keeps its pip: the default model is fetched with it.
@@ -36,7 +37,7 @@ RUN python3 -m venv /opt/diptych \
  && rm -rf torch/test torch/include torch/share/cmake torch/lib/*.a \
  && find torch/bin -type f ! -name torch_shm_manager -delete \
  && find torch -name '*.pyi' -delete \
- && find sympy networkx mpmath -name tests -type d -prune -exec rm -rf {} + \
+ && find numpy sympy networkx mpmath -name tests -type d -prune -exec rm -rf {} + \
  && find . -name 'libtorch_*.so' -exec strip --strip-unneeded {} +
 
 FROM tools AS code

@@ -1,7 +1,7 @@
 """What `diptych doctor` looks at: one function a thing, each gives a `Finding` and changes nothing.
 
-Torch and NIXL are asked in processes of their own: the command line never imports them, and a broken install of
-theirs may end a process.
+Torch and NIXL are asked in processes of their own: the command line never imports them, and a broken install
+of theirs may end a process.
 """
 
 from __future__ import annotations
@@ -65,14 +65,17 @@ class Finding:
 
 
 def ok(name: str, found: str) -> Finding:
+    """All is well."""
     return Finding(name, State.OK, found)
 
 
 def lacks(name: str, found: str, cost: str) -> Finding:
+    """It works without, at this cost."""
     return Finding(name, State.LACKS, found, cost)
 
 
 def broken(name: str, found: str, cost: str) -> Finding:
+    """Nothing works without; `cost` is what to do."""
     return Finding(name, State.BROKEN, found, cost)
 
 
@@ -132,7 +135,9 @@ def nixl(probe: Callable[[str], str] | None = None) -> Finding:
     if probe is None and not name:
         return lacks("NIXL", "not installed", cost)
     try:
-        version = (probe or _said_by)(f"import {name or 'nixl_cu12'} as n; print(getattr(n, '__version__', ''))")
+        version = (probe or _said_by)(
+            f"import {name or 'nixl_cu12'} as n; print(getattr(n, '__version__', ''))"
+        )
     except (OSError, subprocess.SubprocessError) as error:
         return lacks("NIXL", f"does not import: {error}", cost)
     return ok("NIXL", f"{name} {version}".strip())
@@ -170,7 +175,9 @@ def ports(port: int = PORT) -> Finding:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
         reason = os.strerror(error.errno or 0)
-        return lacks("ports", f"{port}: {reason}", "for compose, set DIPTYCH_PORT; `diptych up` takes a free one")
+        return lacks(
+            "ports", f"{port}: {reason}", "for compose, set DIPTYCH_PORT; `diptych up` takes a free one"
+        )
     return ok("ports", f"{port} is free")
 
 
@@ -179,7 +186,7 @@ def cores(count: int | None = None) -> Finding:
     if count is None:
         count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if count < 2:
-        return lacks("cores", str(count), "prefill and decode share one core: neither is shielded from the other")
+        return lacks("cores", str(count), "prefill and decode share one core: each slows the other")
     return ok("cores", str(count))
 
 

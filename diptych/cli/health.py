@@ -1,7 +1,7 @@
-"""`python -m diptych.cli.health HOST:PORT`: whether a service is ready, as an exit status. For container engines.
+"""`python -m diptych.cli.health HOST:PORT`: whether a service is ready, as an exit status.
 
-Asks the standard gRPC health service, without TLS, for the server as a whole. Imports as little as it can: an
-engine runs it for each container every few seconds.
+Asks the standard gRPC health service, without TLS, for the server as a whole. Imports as little as it can: a
+container engine runs it for each container every few seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def state_of(address: str, timeout_s: float = TIMEOUT_S) -> str:
                 health_pb2.HealthCheckRequest(), timeout=timeout_s
             )
         except grpc.RpcError as error:
-            return str(error.details() if isinstance(error, grpc.Call) else error)
+            return f"no answer: {error}"
     return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
 

@@ -102,6 +102,10 @@ class DecodeLoop:
         """Those of them whose bytes may still change."""
         return sum(not read.done for _, read in self._reads.values())
 
+    def check_integrity(self) -> None:
+        """Raises Internal unless the live requests own exactly the blocks that are owned."""
+        self._scheduler.check_integrity()
+
     def assert_empty(self) -> None:
         """Raises Internal unless nothing is left of any request, once cached prefixes are forgotten."""
         self._pools.drop_cache()

@@ -183,6 +183,8 @@ def test_a_silent_prefill_is_given_up_and_changes_nothing_when_it_wakes(rig: Pai
     rig.pump()
     assert rig.tokens["a"] == colocated(prompt(300), greedy(30))
     assert rig.finishes["a"][0].trail.fallbacks == {"prefill_stalled": 1}
+    assert len(held) == 3
+    assert rig.decode.load().counters["stale_message"] == len(held)
     rig.assert_empty()
 
 
