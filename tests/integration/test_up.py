@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 
 import grpc
@@ -92,33 +93,48 @@ def test_the_next_request_is_served_before_the_dead_is_back(tmp_path: Path, vict
         wait_until(lambda: up.num_ready(victim) == 2, f"{victim} is back")
 
 
-def busy_decoder(client: Client) -> str:
-    """The decode worker that has a running request; the router hears of it with a heartbeat."""
+def busy(client: Client, role: Role) -> str:
+    """A worker of that role that has a running request; the router hears of it with a heartbeat."""
     found: list[str] = []
 
     def look() -> bool:
-        for worker in client.status().workers:
-            if worker.role is Role.DECODE and worker.num_running:
-                found.append(worker.worker_id)
+        workers = client.status().workers
+        found.extend(w.worker_id for w in workers if w.role is role and w.num_running)
         return bool(found)
 
-    wait_until(look, "a decode worker is busy")
+    wait_until(look, f"a {role.value} worker is busy")
     return found[0]
+
+
+def tokens_of(pieces: Iterable[Piece]) -> list[int]:
+    return [token for piece in pieces for token in piece.tokens]
 
 
 def test_a_running_answer_survives_its_decode_worker(tmp_path: Path) -> None:
     with RunningUp(tmp_path, "--decode", "2", DIPTYCH_TOY_STEP_DELAY_S="0.05") as up:
         with Client(up.router, timeout_s=90.0) as client:
-            whole = [
-                t for piece in client.generate(LONG, max_tokens=40, ignore_eos=True) for t in piece.tokens
-            ]
-            answer = client.generate(LONG, max_tokens=40, ignore_eos=True)
+            whole = tokens_of(client.generate(LONG, max_tokens=120, ignore_eos=True))
+            answer = client.generate(LONG, max_tokens=120, ignore_eos=True)
             first = next(answer)
-            os.kill(up.pid_of(busy_decoder(client)), signal.SIGKILL)
+            os.kill(up.pid_of(busy(client, Role.DECODE)), signal.SIGKILL)
             rest = list(answer)
-        assert [*first.tokens, *(t for piece in rest for t in piece.tokens)] == whole
+        assert [*first.tokens, *tokens_of(rest)] == whole
         assert rest[-1].finish is not None
         assert rest[-1].finish.trail.num_resumed == 1
+        assert rest[-1].finish.trail.fallbacks == {"decode_lost": 1}
+
+
+def test_a_prompt_survives_its_prefill_worker(tmp_path: Path) -> None:
+    prompt = LONG * 5
+    with RunningUp(tmp_path, "--prefill", "2", DIPTYCH_TOY_STEP_DELAY_S="0.3") as up:
+        with Client(up.router, timeout_s=90.0) as client:
+            answer = client.generate(prompt, max_tokens=4, ignore_eos=True)
+            os.kill(up.pid_of(busy(client, Role.PREFILL)), signal.SIGKILL)
+            pieces = list(answer)
+            again = tokens_of(client.generate(prompt, max_tokens=4, ignore_eos=True))
+        assert tokens_of(pieces) == again
+        assert pieces[-1].finish is not None
+        assert sum(pieces[-1].finish.trail.fallbacks.values()) == 1
 
 
 def test_sigkill_of_up_leaves_nobody(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Whatever happens between the engine loops, every request that is not cancelled ends with the text it would
 have had alone, every cancelled one with a prefix of it, and nothing is left.
 
-Small pools, so that requests get into each other's way; messages of hand-offs get lost, doubled and late, reads
-fail and are corrupted, attempts break, time passes in leaps.
+Small pools, so that requests get into each other's way; messages of hand-offs get lost, doubled and late,
+reads fail and are corrupted, attempts break, time passes in leaps.
 """
 
 from __future__ import annotations
