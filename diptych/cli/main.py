@@ -3,6 +3,7 @@
 Exit status: 0, 1 when something failed, 2 when the command line is wrong, 130 after Ctrl-C.
 """
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import Annotated, Final
 import typer
 
 from diptych.cli.console import err, out, show_bug, show_error
-from diptych.domain.errors import DiptychError
+from diptych.domain.errors import DiptychError, OurError
 
 DEFAULT_MODEL: Final = "smollm2-135m"
 
@@ -107,7 +108,7 @@ def generate(
     router: Router = "",
 ) -> None:
     """Continue a prompt."""
-    from diptych.cli.talk import answer_once
+    from diptych.cli.talk import answer_once, read_prompt
     from diptych.client.requests import Options
 
     options: Options = {
@@ -118,7 +119,7 @@ def generate(
     }
     if seed is not None:
         options["seed"] = seed
-    answer_once(router, sys.stdin.read() if prompt == "-" else prompt, model, options)
+    answer_once(router, read_prompt() if prompt == "-" else prompt, model, options)
 
 
 @app.command()
@@ -179,6 +180,9 @@ def doctor(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script; ends with SystemExit."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character gets another
     try:
         app(args=None if arguments is None else list(arguments), prog_name="diptych")
     except DiptychError as error:
@@ -190,6 +194,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         # Whoever read our output has left. Python would complain once more when it flushes at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        show_error(OurError(str(error)))
         sys.exit(1)
     except Exception as error:  # noqa: BLE001  # the boundary: whatever escapes is our bug
         show_bug(error)

@@ -42,8 +42,9 @@ class Member:
 
     @property
     def pid(self) -> int:
-        """0 while it is down."""
-        return self._process.pid if self._process else 0
+        """0 while it is down. May be read by another thread."""
+        process = self._process
+        return process.pid if process else 0
 
     def tick(self, now: float) -> Iterator[Change]:
         """Reaps the process if it has ended, starts one if that is due, notices when it is ready."""

@@ -14,7 +14,7 @@ from diptych.cli.console import err, out, show_error, write
 from diptych.cli.whereabouts import find_router
 from diptych.client import Client, Finish, Generation, Trail
 from diptych.client.requests import Message, Options
-from diptych.domain.errors import DiptychError, PeerLost
+from diptych.domain.errors import DiptychError, InvalidField, PeerLost
 
 HELP = "An empty line is not sent; /new forgets the conversation; Ctrl-C ends an answer, Ctrl-D the chat."
 
@@ -29,6 +29,14 @@ def router_at(given: str) -> Iterator[Client]:
             if isinstance(error.__cause__, grpc.RpcError):
                 raise PeerLost(f"the router at {client.address} does not answer: {error}") from error
             raise
+
+
+def read_prompt() -> str:
+    """All of standard input. Raises InvalidField where that is not text."""
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidField("prompt", f"standard input is not UTF-8 at byte {error.start}") from None
 
 
 def answer_once(router: str, prompt: str, model: str, options: Options) -> None:

@@ -18,16 +18,17 @@ def run_up(options: UpOptions) -> None:
     with LeaveSignals() as leave, assembled(options) as cluster:
         try:
             cluster.start(LineView(out).note, leave.asked)
-            with whereabouts.announced(cluster.router):
-                _watch(cluster, leave)
+            with whereabouts.announced(cluster.router) as problem:
+                _watch(cluster, leave, problem)
         except Cancelled:
             pass  # stopped before it was ready: that is no failure
         out.print("stopping …")
         cluster.stop(hurry=leave.urged)
 
 
-def _watch(cluster: Cluster, leave: LeaveSignals) -> None:
-    out.print(f"router listening on {cluster.router}: try `diptych chat`", markup=False, soft_wrap=True)
+def _watch(cluster: Cluster, leave: LeaveSignals, problem: str) -> None:
+    attempt = f"`diptych chat --router {cluster.router}` ({problem})" if problem else "`diptych chat`"
+    out.print(f"router listening on {cluster.router}: try {attempt}", markup=False, soft_wrap=True)
     with StatusPoll(cluster.router) as poll:
         view: View = (
             TableView(out, cluster.members, lambda: poll.latest) if out.is_terminal else LineView(out)

@@ -26,17 +26,25 @@ def folder() -> Path:
 
 
 @contextlib.contextmanager
-def announced(router: str) -> Iterator[None]:
-    """While entered, `find_router` of any process of this user finds `router`."""
+def announced(router: str) -> Iterator[str]:
+    """While entered, `find_router` of any process of this user finds `router`.
+
+    Gives the reason why it does not, or nothing: an unwritable folder keeps nobody from serving.
+    """
     path = folder() / f"up-{os.getpid()}.json"
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps({"router": router, "pid": os.getpid()}), encoding="utf-8")
-    draft.replace(path)
+    problem = ""
     try:
-        yield
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft.write_text(json.dumps({"router": router, "pid": os.getpid()}), encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        problem = str(error)
+    try:
+        yield problem
     finally:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def find_router(given: str = "") -> str:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,26 @@ COMMAND_S = 600.0
 WAIT_S = 120.0
 AUDIT_S = 30.0
 """How long workers may take to become empty; they need a moment."""
+LEFTOVERS = """
+local prefix, left = 'diptych:{main}:', {}
+local function lives(holder)
+  local id, epoch = string.match(holder, '^(.*)@(%d+)$')
+  return id and redis.call('HGET', prefix .. 'worker:' .. id, 'epoch') == epoch
+end
+for _, key in ipairs(redis.call('KEYS', '*')) do
+  local kind, name = string.match(string.sub(key, #prefix + 1), '^(%a+):?(.*)$')
+  local bad = redis.call('PTTL', key) < 0
+  if kind == 'prefill' then bad = bad or redis.call('XLEN', key) > 0
+  elseif kind == 'holds' then bad = bad or lives(name)
+  elseif kind == 'chunk' then
+    for _, holder in ipairs(redis.call('HKEYS', key)) do bad = bad or lives(holder) end
+  end
+  if bad then left[#left + 1] = key end
+end
+return left
+"""
+"""Jobs that nobody finished, chunks that somebody alive still claims to hold, and keys that would stay for ever. What
+a dead holder had said, and a request's record, end by themselves."""
 ROLES = ("router", "cache", "prefill", "decode")
 
 
@@ -137,7 +158,7 @@ class Stack:
         services = self.compose("ps", "--services", "--status", "running").split()
         wanted = {role: len(self.containers(role)) for role in ROLES if role in services}
         wait_until(
-            lambda: {role: len(self.workers(role)) for role in wanted} == wanted, f"registered: {wanted}"
+            lambda: Counter(w["role"] for w in self.status()["workers"]) == wanted, f"registered: {wanted}"
         )
         program = (ROOT / "tests/support/compose_audit.py").read_text(encoding="utf-8")
         said = self.compose("exec", "-T", "router", "python", "-", str(AUDIT_S), stdin=program)
@@ -151,12 +172,8 @@ class Stack:
         assert self.operator("ACL", "LOG") == "", "a service was denied what it asked of Redis"
 
     def leftovers(self) -> list[str]:
-        """Keys that should not be there at rest, and jobs that nobody finished."""
-        keys = self.operator("--scan", "--pattern", "*").split()
-        kinds = {key: key.removeprefix("diptych:{main}:").partition(":")[0] for key in keys}
-        at_rest = {"worker", "workers", "prefill", "request"}  # a request's record ends by itself in a minute
-        jobs = [key for key in keys if kinds[key] == "prefill" and self.operator("XLEN", key) != "0"]
-        return jobs + [key for key in keys if kinds[key] not in at_rest]
+        """Keys that should not be there at rest."""
+        return self.operator("EVAL", LEFTOVERS, "0").split()
 
     def remains(self) -> list[str]:
         """What exists of the project: containers, volumes, networks."""

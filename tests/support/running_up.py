@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -59,6 +60,12 @@ def stores(text: str) -> dict[int, str]:
     return found
 
 
+def forget_logs(text: str) -> None:
+    """Removes the logs of which `text` tells: they are kept where something went wrong, as tests want it to."""
+    for path in re.findall(r"logs in (\S+/diptych-logs-\w+)", text):
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def run(folder: Path, *arguments: str, stdin: str = "", **more: str) -> subprocess.CompletedProcess[str]:
     """One command to its end. It must leave no process behind, and never show a traceback."""
     env = environment(folder, **more)
@@ -74,6 +81,7 @@ def run(folder: Path, *arguments: str, stdin: str = "", **more: str) -> subproce
     assert "Traceback" not in done.stdout + done.stderr, done.stderr
     mark = env["DIPTYCH_TEST_MARK"]
     wait_until(lambda: not {**marked(mark), **stores(done.stdout)}, f"nobody left of {arguments}", 20.0)
+    forget_logs(done.stdout)
     return done
 
 
@@ -147,6 +155,7 @@ class RunningUp:
         self._reader.join(DEADLINE_S)
         assert self.process.stdout is not None
         self.process.stdout.close()
+        forget_logs(self.text)
 
     def _read(self) -> None:
         assert self.process.stdout is not None

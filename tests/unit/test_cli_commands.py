@@ -69,10 +69,29 @@ def test_generate_prints_the_text_alone_and_what_it_took_on_stderr(
 
 def test_a_prompt_may_come_from_standard_input(router: FakeRouter, monkeypatch: pytest.MonkeyPatch) -> None:
     router.scripts = [[last()]]
-    monkeypatch.setattr(sys, "stdin", io.StringIO("long\nprompt"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("long\nprömpt".encode())))
     assert run("generate", "-") == 0
-    assert router.requests[0].prompt == "long\nprompt"
+    assert router.requests[0].prompt == "long\nprömpt"
     assert not router.requests[0].params.HasField("seed")
+
+
+def test_standard_input_that_is_no_text_is_refused(
+    router: FakeRouter, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc\xff")))
+    assert run("generate", "-") == 1
+    assert capsys.readouterr().err == "diptych: prompt: standard input is not UTF-8 at byte 3\n"
+
+
+def test_a_file_that_cannot_be_had_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(given: str) -> None:
+        raise OSError(28, "No space left on device", "/tmp/x")
+
+    monkeypatch.setattr(talk, "router_at", full)
+    assert run("models") == 1
+    assert capsys.readouterr().err == "diptych: [Errno 28] No space left on device: '/tmp/x'\n"
 
 
 @pytest.mark.parametrize(

@@ -36,11 +36,20 @@ def dead_pid() -> int:
 
 
 def test_an_announced_router_is_found_for_as_long_as_it_is() -> None:
-    with announced("127.0.0.1:7"):
+    with announced("127.0.0.1:7") as problem:
+        assert problem == ""
         assert find_router() == "127.0.0.1:7"
     with pytest.raises(PeerLost, match="start one with `diptych up`"):
         find_router()
     assert list(folder().iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_keeps_nobody_from_serving(runtime: Path) -> None:
+    (runtime / "diptych").write_text("in the way", encoding="utf-8")
+    with announced("127.0.0.1:7") as problem:
+        assert str(runtime / "diptych") in problem
+    with announced("127.0.0.1:7"), pytest.raises(PeerLost):
+        find_router()
 
 
 def test_the_flag_comes_before_the_variable_before_the_file(monkeypatch: pytest.MonkeyPatch) -> None:

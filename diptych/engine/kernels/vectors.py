@@ -1,0 +1,185 @@
+"""Vectors of 16 fp32 lanes as values inside numba kernels, with bf16 and fp32 memory at their ends.
+
+numba leaves vectorising to LLVM, which for attention picks scatters and strides. These operations say what
+is meant: each emits LLVM's own vector instructions, which become AVX-512 registers, pairs of AVX2 registers
+or quadruples of NEON ones. Addresses are integers; nothing has to be aligned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, models, register_model
+
+LANES = 16
+
+
+class Floats:
+    """16 fp32 lanes. For type checkers: such values exist in compiled code only."""
+
+
+class _FloatsType(types.Type):  # type: ignore[misc]  # numba ships no types
+    def __init__(self) -> None:
+        super().__init__(name="Floats")
+
+
+_FLOATS = _FloatsType()
+_F32, _I32, _I16 = ir.FloatType(), ir.IntType(32), ir.IntType(16)
+_VECTOR, _BITS, _HALVES = (ir.VectorType(element, LANES) for element in (_F32, _I32, _I16))
+
+
+@register_model(_FloatsType)  # type: ignore[untyped-decorator]
+class _FloatsModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _VECTOR)
+
+
+def _operation(result: Any, parameters: Sequence[Any], emit: Callable[..., Any]) -> Any:
+    """A function for kernels: `emit` gets LLVM's builder and arguments, and returns a value or None."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value = emit(builder, *arguments)
+        return context.get_dummy_value() if value is None else value
+
+    signature = result(*parameters)
+    arities: tuple[Callable[..., Any], ...] = (
+        lambda context, a: (signature, generate),
+        lambda context, a, b: (signature, generate),
+        lambda context, a, b, c: (signature, generate),
+    )
+    return intrinsic(arities[len(parameters) - 1])
+
+
+def _all(kind: Any, value: float) -> Any:
+    return ir.Constant(kind, [value] * LANES)
+
+
+def _llvm(builder: Any, name: str, kind: Any, arguments: Sequence[Any], **options: Any) -> Any:
+    """Calls one of LLVM's intrinsic functions."""
+    signature = ir.FunctionType(kind, [argument.type for argument in arguments])
+    found = builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
+    return builder.call(found, arguments, **options)
+
+
+def _pointer(builder: Any, address: Any, kind: Any) -> Any:
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+def _emit_load_bf16(builder: Any, address: Any) -> Any:
+    halves = builder.load(_pointer(builder, address, _HALVES), align=2)
+    return builder.bitcast(builder.shl(builder.zext(halves, _BITS), _all(_BITS, 16)), _VECTOR)
+
+
+def _emit_store_bf16(builder: Any, address: Any, value: Any) -> None:
+    bits = builder.bitcast(value, _BITS)
+    # To the nearest, ties to even: as torch rounds. A NaN may become an infinity.
+    odd = builder.and_(builder.lshr(bits, _all(_BITS, 16)), _all(_BITS, 1))
+    rounded = builder.add(builder.add(bits, _all(_BITS, 0x7FFF)), odd)
+    halves = builder.trunc(builder.lshr(rounded, _all(_BITS, 16)), _HALVES)
+    builder.store(halves, _pointer(builder, address, _HALVES), align=2)
+
+
+def _emit_store(builder: Any, address: Any, value: Any) -> None:
+    builder.store(value, _pointer(builder, address, _VECTOR), align=4)
+
+
+def _emit_fill(builder: Any, scalar: Any) -> Any:
+    undefined = ir.Constant(_VECTOR, ir.Undefined)
+    first = builder.insert_element(undefined, scalar, ir.Constant(_I32, 0))
+    return builder.shuffle_vector(first, undefined, _all(_BITS, 0))
+
+
+def _emit_total(builder: Any, value: Any) -> Any:
+    arguments = (ir.Constant(_F32, -0.0), value)
+    return _llvm(builder, "llvm.vector.reduce.fadd.v16f32", _F32, arguments, fastmath=("reassoc",))
+
+
+def _emit_prefetch(builder: Any, address: Any) -> None:
+    # For reading, into the second level, data.
+    options = (ir.Constant(_I32, value) for value in (0, 2, 1))
+    _llvm(builder, "llvm.prefetch.p0", ir.VoidType(), (_pointer(builder, address, _I16), *options))
+
+
+def _emit_exp(builder: Any, value: Any) -> Any:
+    """2 ** whole as bits of an exponent, times a polynomial for 2 ** part."""
+    power = builder.fmul(value, _all(_VECTOR, float(np.float32(np.log2(np.e)))))
+    bounded = _llvm(builder, "llvm.minnum.v16f32", _VECTOR, (power, _all(_VECTOR, 127.0)))
+    bounded = _llvm(builder, "llvm.maxnum.v16f32", _VECTOR, (bounded, _all(_VECTOR, -126.0)))
+    whole = _llvm(builder, "llvm.floor.v16f32", _VECTOR, (bounded,))
+    part = builder.fsub(bounded, whole)
+    found = _all(_VECTOR, _EXP2[0])
+    for coefficient in _EXP2[1:]:
+        found = _llvm(builder, "llvm.fma.v16f32", _VECTOR, (found, part, _all(_VECTOR, coefficient)))
+    exponent = builder.add(builder.fptosi(whole, _BITS), _all(_BITS, 127))
+    scaled = builder.fmul(builder.bitcast(builder.shl(exponent, _all(_BITS, 23)), _VECTOR), found)
+    is_nothing = builder.fcmp_ordered("<", power, _all(_VECTOR, -126.0))
+    return builder.select(is_nothing, _all(_VECTOR, 0.0), scaled)
+
+
+def _emit_totals(builder: Any, address: Any) -> Any:
+    """16 vectors to their 16 totals, by adding neighbours pairwise: 15 additions, not 16 times 4."""
+    parts = [
+        builder.load(_pointer(builder, builder.add(address, address.type(64 * i)), _VECTOR), align=4)
+        for i in range(LANES)
+    ]
+    while len(parts) > 1:
+        parts = [_neighbours_added(builder, a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+def _neighbours_added(builder: Any, a: Any, b: Any) -> Any:
+    """a0 + a1, a2 + a3, ... b0 + b1, ..."""
+    picks = (
+        builder.shuffle_vector(a, b, ir.Constant(_BITS, list(range(first, 2 * LANES, 2)))) for first in (0, 1)
+    )
+    return builder.fadd(*picks)
+
+
+_EXP2 = [float(np.float32(c)) for c in
+         (1.8775767e-3, 8.9893397e-3, 5.5826318e-2, 2.4015361e-1, 6.9315308e-1, 9.9999994e-1)]  # fmt: skip
+
+load_bf16: Callable[[int], Floats] = _operation(_FLOATS, (types.int64,), _emit_load_bf16)
+"""16 bf16 values as fp32."""
+store_bf16: Callable[[int, Floats], None] = _operation(types.void, (types.int64, _FLOATS), _emit_store_bf16)
+"""Rounded to 16 bf16 values."""
+load: Callable[[int], Floats] = _operation(
+    _FLOATS, (types.int64,), lambda builder, a: builder.load(_pointer(builder, a, _VECTOR), align=4)
+)
+store: Callable[[int, Floats], None] = _operation(types.void, (types.int64, _FLOATS), _emit_store)
+load_one: Callable[[int], np.float32] = _operation(
+    types.float32, (types.int64,), lambda builder, a: builder.load(_pointer(builder, a, _F32))
+)
+fill: Callable[[float], Floats] = _operation(_FLOATS, (types.float32,), _emit_fill)
+"""The scalar in every lane."""
+add: Callable[[Floats, Floats], Floats] = _operation(
+    _FLOATS, (_FLOATS, _FLOATS), lambda builder, a, b: builder.fadd(a, b)
+)
+sub: Callable[[Floats, Floats], Floats] = _operation(
+    _FLOATS, (_FLOATS, _FLOATS), lambda builder, a, b: builder.fsub(a, b)
+)
+mul: Callable[[Floats, Floats], Floats] = _operation(
+    _FLOATS, (_FLOATS, _FLOATS), lambda builder, a, b: builder.fmul(a, b)
+)
+div: Callable[[Floats, Floats], Floats] = _operation(
+    _FLOATS, (_FLOATS, _FLOATS), lambda builder, a, b: builder.fdiv(a, b)
+)
+fma: Callable[[Floats, Floats, Floats], Floats] = _operation(
+    _FLOATS, (_FLOATS,) * 3, lambda builder, *abc: _llvm(builder, "llvm.fma.v16f32", _VECTOR, abc)
+)
+"""a * b + c, rounded once."""
+exp: Callable[[Floats], Floats] = _operation(_FLOATS, (_FLOATS,), _emit_exp)
+"""e ** x, to 3e-7 of its value; 0 below 2 ** -126, no more than 2 ** 128."""
+total: Callable[[Floats], np.float32] = _operation(types.float32, (_FLOATS,), _emit_total)
+"""The sum of the lanes."""
+totals: Callable[[int], Floats] = _operation(_FLOATS, (types.int64,), _emit_totals)
+"""Lane i: the sum of the lanes of vector i of the 16 fp32 vectors at the address."""
+highest: Callable[[Floats], np.float32] = _operation(
+    types.float32, (_FLOATS,), lambda builder, a: _llvm(builder, "llvm.vector.reduce.fmax.v16f32", _F32, (a,))
+)
+"""The highest lane."""
+prefetch: Callable[[int], None] = _operation(types.void, (types.int64,), _emit_prefetch)
+"""Asks for the cache line of an address, whether it exists or not."""
