@@ -25,6 +25,7 @@ from diptych.rpc.settings import ServiceSettings
 from diptych.store.connect import Connection, connect
 from diptych.store.membership import Membership
 from diptych.store.registry import Registry
+from diptych.telemetry.recorder import recorder_from_environment
 
 STALL_S = 5.0
 """An engine that has said nothing for so long is not ready, whatever its process does."""
@@ -85,6 +86,8 @@ async def run_worker(
         registry = Registry(redis, settings.shard)
         membership = Membership(registry, record, settings.heartbeat_s, settings.ttl_s)
         dialer = Dialer(tls)
+        recorder = recorder_from_environment(role.value, settings.worker_id)
+        recorder.watch(lambda: dict(worker.load.counters))
         worker.join(redis, membership, dialer)
         try:
             await membership.start()
@@ -95,6 +98,7 @@ async def run_worker(
             await worker.stop()
             await dialer.close()
             await redis.aclose()
+            await asyncio.to_thread(recorder.close)
     finally:
         await server.drain(0.0)
         await worker.stop()

@@ -14,6 +14,7 @@ from diptych.rpc.tls import TlsSettings
 from diptych.store.connect import connect
 from diptych.store.directory import ChunkDirectory
 from diptych.store.registry import Registry
+from diptych.telemetry.log import configure_logging
 from diptych.transfer.channel_tls import ChannelTls
 from diptych.transfer.open import open_channel
 from services.cache.config import CacheSettings
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 def main() -> int:
     """Runs until SIGTERM or SIGINT. Returns the exit status."""
     settings = read_settings(CacheSettings, "cache")
-    logging.basicConfig(level=settings.log_level.upper())
+    configure_logging(settings.log_level, settings.log_format, settings.worker_id)
     log.info("settings: %s", settings.printable())
     return run_service(lambda leave: run(settings, leave))
 

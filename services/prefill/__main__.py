@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 from functools import partial
 
@@ -16,6 +15,7 @@ from diptych.engine.process import EngineProcess
 from diptych.rpc.process import run_service
 from diptych.rpc.settings import read_settings
 from diptych.store.membership import new_epoch
+from diptych.telemetry.log import configure_logging
 from diptych.v1.worker_pb2_grpc import add_WorkerServicer_to_server
 from diptych.worker.service import run_worker
 from services.prefill.config import PrefillServiceSettings
@@ -36,5 +36,5 @@ async def main(settings: PrefillServiceSettings, leave: asyncio.Event) -> None:
 
 if __name__ == "__main__":
     service_settings = read_settings(PrefillServiceSettings, "prefill")
-    logging.basicConfig(level=service_settings.log_level.upper())
+    configure_logging(service_settings.log_level, service_settings.log_format, service_settings.worker_id)
     sys.exit(run_service(partial(main, service_settings)))
