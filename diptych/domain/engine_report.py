@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from diptych.domain.audit import Held
+
 
 @dataclass(frozen=True, slots=True)
 class FailureInfo:
@@ -30,6 +32,12 @@ class EngineLoad:
     tpot_s: float = 0.0
     ttft_s: float = 0.0
     counters: dict[str, int] = field(default_factory=dict)
+    """By reason. `leaked_blocks` is no sum: it is what belonged to nobody at the last idle moment."""
+    held: list[Held] = field(default_factory=list)
+    """What the engine process holds, bounded."""
+    num_held: int = 0
+    leak: str = ""
+    """What its own check found wrong when it last was idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,4 +52,7 @@ class EngineReady:
     max_context: int = 0
     vocab_size: int = 0
     capacity_tokens: int = 0
+    probe_key: bytes = b""
+    """A region of `probe_bytes` zeros at `kv_address` that peers may read to measure the way here."""
+    probe_bytes: int = 0
     error: FailureInfo | None = None

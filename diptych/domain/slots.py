@@ -32,6 +32,7 @@ class Slot(Generic[Owner]):
     offset: int
     num_bytes: int
     lease_end: float
+    taken_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,8 @@ class SlotRing(Generic[Owner]):
         index = self._free.popleft()
         self._generations[index] += 1
         slot = Slot(
-            index, self._generations[index], owner, index * self.slot_bytes, self.slot_bytes, now + lease_s
+            index, self._generations[index], owner, index * self.slot_bytes, self.slot_bytes, now + lease_s,
+            now,
         )
         self._taken[index] = slot
         return slot
@@ -103,6 +105,11 @@ class SlotRing(Generic[Owner]):
     def taken_by(self, owner: Owner) -> list[Slot[Owner]]:
         """Slots of one owner, in the order in which they were taken."""
         return [slot for slot in self._taken.values() if slot.owner == owner]
+
+    @property
+    def taken(self) -> tuple[Slot[Owner], ...]:
+        """The takings that last, in the order in which they began."""
+        return tuple(self._taken.values())
 
     def audit(self) -> SlotAudit:
         """Counts by state."""

@@ -1,10 +1,10 @@
 """Attention over paged KV: the seam that every kernel stands behind, and its plain form in torch.
 
-An `Attention` is asked once a step to `prepare` for the batch's pieces, and answers with a function that
+An `Attention` is asked once a step to prepare for the batch's pieces, and answers with a function that
 all layers then call. The step's own keys and values are in the pool by then. Scores are scaled by head_size
-** -0.5, and a row at position p looks at positions 0 to p. `sdpa` is free in its shapes: fast, and
-different in its last bits from one batch or chunk to another. `diptych.engine.exact_attention` is the form
-that is not.
+** -0.5, and a row at position p looks at positions 0 to p. `mixed` joins one form for decodes and one for
+prefill pieces; those may differ in their last bits from one batch or chunk to another.
+`diptych.engine.exact_attention` is the form that does not.
 """
 
 from __future__ import annotations
@@ -20,41 +20,50 @@ from diptych.engine.batch import Piece
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """queries [rows, heads, head_size], a layer's keys and values [slots, kv_heads, head_size]
--> [rows, heads * head_size]. Rows beyond the pieces' come back as zeros."""
+-> [rows, heads * head_size]. Rows beyond the pieces' (the exact profile's padding) come back as zeros."""
 
 Attention = Callable[[Sequence[Piece], str], Attend]
 """Takes a batch's pieces (decodes first) and the device; called once a step."""
+
+Call = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+"""Like `Attend`, for some of the rows, which are written to the last argument [rows, heads, head_size]."""
+
+DecodeForm = Callable[[Sequence[Piece], str], Call]
+"""For all pieces of one row, together: rows 0 to len(pieces)."""
+
+PrefillForm = Callable[[Piece, str], Call]
+"""For one piece of several rows."""
 
 _QUERY_TILE = 256
 """Rows of a prefill piece that are scored at once, against no more context than the last of them may see."""
 
 
-def sdpa(pieces: Sequence[Piece], device: str) -> Attend:
-    """torch's scaled dot product: all decodes as one padded batch, prefill pieces in tiles of query rows."""
-    num_decodes = sum(piece.num_rows == 1 for piece in pieces)
-    calls = [_prefill(piece, device) for piece in pieces[num_decodes:]]
-    if num_decodes:
-        calls.insert(0, _decode(pieces[:num_decodes], device))
+def mixed(decode: DecodeForm, prefill: PrefillForm) -> Attention:
+    """The two forms as one `Attention`, for batches without padding."""
 
-    def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        out = torch.zeros_like(queries)
-        for call in calls:
-            call(queries, keys, values, out)
-        return out.view(len(queries), -1)
+    def attention(pieces: Sequence[Piece], device: str) -> Attend:
+        num_decodes = sum(piece.num_rows == 1 for piece in pieces)
+        calls = [prefill(piece, device) for piece in pieces[num_decodes:]]
+        if num_decodes:
+            calls.insert(0, decode(pieces[:num_decodes], device))
 
-    return attend
+        def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            out = queries.new_empty(queries.shape)
+            for call in calls:
+                call(queries, keys, values, out)
+            return out.view(len(queries), -1)
+
+        return attend
+
+    return attention
 
 
-_Call = Callable[[Tensor, Tensor, Tensor, Tensor], None]
-"""Like `Attend`, for some of the rows, which are written to the last argument [rows, heads, head_size]."""
-
-
-def _decode(pieces: Sequence[Piece], device: str) -> _Call:
-    """Rows 0 to len(pieces), one of each sequence, against contexts padded to the longest."""
+def sdpa_decode(pieces: Sequence[Piece], device: str) -> Call:
+    """torch's scaled dot product on one padded batch: contexts gathered up to the longest."""
     longest = -(-max(piece.end for piece in pieces) // 16) * 16
-    padded = np.full((len(pieces), longest), pieces[0].null_slot, np.int64)
+    padded = np.full((len(pieces), longest), pieces[0].pool.null_slot, np.int64)
     for row, piece in zip(padded, pieces, strict=True):
-        row[: piece.end] = piece.slots[: piece.end]
+        row[: piece.end] = piece.slots()
     slots = torch.from_numpy(padded).to(device)
     ends = torch.tensor([piece.end for piece in pieces], device=device)
     visible = (torch.arange(longest, device=device) < ends[:, None])[:, None, None, :]
@@ -72,9 +81,9 @@ def _decode(pieces: Sequence[Piece], device: str) -> _Call:
     return call
 
 
-def _prefill(piece: Piece, device: str) -> _Call:
-    """One sequence's rows against its own context."""
-    slots = torch.from_numpy(piece.slots[: piece.end]).to(device)
+def sdpa_prefill(piece: Piece, device: str) -> Call:
+    """torch's scaled dot product, in tiles of query rows."""
+    slots = torch.from_numpy(piece.slots()).to(device)
     tiles = []
     for first in range(0, piece.num_rows, _QUERY_TILE):
         last = min(first + _QUERY_TILE, piece.num_rows)
@@ -99,6 +108,10 @@ def _prefill(piece: Piece, device: str) -> _Call:
             out[rows] = found[0].transpose(0, 1)
 
     return call
+
+
+sdpa = mixed(sdpa_decode, sdpa_prefill)
+"""The plain form, for any device and dtype."""
 
 
 def _gathered(layer: Tensor, slots: Tensor) -> Tensor:

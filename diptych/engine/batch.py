@@ -8,6 +8,7 @@ Built once a step and shared by all layers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,12 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from diptych.domain.ids import BlockId
 from diptych.domain.plan import StepPlan
 from diptych.engine.pool import GroupPool
-
-CONTEXT_TILE = 256
-"""Gathered contexts are padded to multiples of this, so that shapes don't depend on the pool's block size."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
@@ -29,14 +27,22 @@ class Piece:
     row: int
     num_rows: int
     start: int
-    slots: npt.NDArray[np.int64]
-    """Slots of positions 0 to `end`, padded with the null slot to a multiple of CONTEXT_TILE."""
-    null_slot: int
+    table: Sequence[BlockId]
+    pool: GroupPool
 
     @property
     def end(self) -> int:
         """Positions that these rows' last may look at."""
         return self.start + self.num_rows
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the table that hold positions 0 to `end`."""
+        return -(-self.end // self.pool.block_tokens)
+
+    def slots(self, multiple: int = 1) -> npt.NDArray[np.int64]:
+        """Slots of positions 0 to `end`, padded with the null slot to a multiple of `multiple`."""
+        return self.pool.slots(self.table, 0, self.end, -(-self.end // multiple) * multiple)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,22 +67,21 @@ def build_batch(plan: StepPlan, pool: GroupPool, row_tile: int, device: str) -> 
     num_rows = plan.num_tokens
     tokens = np.zeros(-(-num_rows // row_tile) * row_tile, np.int64)
     positions = np.zeros_like(tokens)
+    write_slots = np.empty(num_rows, np.int64)
     pieces: list[Piece] = []
     last_rows: dict[int, int] = {}
     row = 0
     for index in order:
         step = plan.steps[index]
-        count = len(step.tokens)
-        end = step.start + count
-        tokens[row : row + count] = step.tokens
-        positions[row : row + count] = np.arange(step.start, end)
-        padded = -(-end // CONTEXT_TILE) * CONTEXT_TILE
-        slots = pool.slots(step.tables[0], 0, end, padded)
-        pieces.append(Piece(row, count, step.start, slots, pool.null_slot))
-        row += count
+        piece = Piece(row, len(step.tokens), step.start, step.tables[0], pool)
+        rows = slice(row, row + piece.num_rows)
+        tokens[rows] = step.tokens
+        positions[rows] = np.arange(piece.start, piece.end) if piece.num_rows > 1 else piece.start
+        write_slots[rows] = pool.slots(piece.table, piece.start, piece.end)
+        pieces.append(piece)
+        row += piece.num_rows
         last_rows[index] = row - 1
     sampled = [last_rows[i] for i, step in enumerate(plan.steps) if step.sample is not None]
-    write_slots = np.concatenate([piece.slots[piece.start : piece.end] for piece in pieces])
     return Batch(
         tokens=torch.from_numpy(tokens).to(device),
         positions=torch.from_numpy(positions).to(device),

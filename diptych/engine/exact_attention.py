@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 
 from diptych.engine.attention import Attend
-from diptych.engine.batch import CONTEXT_TILE, Piece
+from diptych.engine.batch import Piece
 
 QUERY_TILE = 16
+CONTEXT_TILE = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,10 +43,10 @@ class _Tile:
 def exact(pieces: Sequence[Piece], device: str) -> Attend:
     """An `Attention`; see the module. fp32 queries, keys and values."""
     hidden = _hidden_masks(device)
-    work = [(torch.from_numpy(piece.slots).to(device), _tiles(piece, hidden)) for piece in pieces]
+    work = [(torch.from_numpy(piece.slots(CONTEXT_TILE)).to(device), _tiles(piece, hidden)) for piece in pieces]
 
     def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        out = torch.zeros_like(queries)
+        out = torch.zeros_like(queries)  # also for the rows of padding
         for slots, tiles in work:
             context_keys = keys.index_select(0, slots).permute(1, 2, 0)  # [kv_heads, head_size, context]
             context_values = values.index_select(0, slots).transpose(0, 1)  # [kv_heads, context, head_size]

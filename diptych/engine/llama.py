@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -19,7 +20,8 @@ from diptych.engine.batch import Batch
 from diptych.engine.config import ModelConfig
 from diptych.engine.linear import Linear, LinearForm
 from diptych.engine.pool import GroupPool
-from diptych.engine.rope import rope_tables, rotate
+from diptych.engine.rope import rope_tables
+from diptych.engine.row_ops import Angles, RowOpsForm, TorchOps
 from diptych.engine.weight_source import WeightSource
 from diptych.engine.weights import EMBED, HEAD, NORM, layer_weights
 
@@ -28,11 +30,13 @@ Stop = Callable[[], bool]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """In what form a model computes. `row_tile` None: all rows at once."""
+    """In what form a model computes. `row_tile` None: all rows at once; `angle_dtype` None: `dtype`."""
 
     dtype: torch.dtype
     device: str
     linear: LinearForm
+    row_ops: RowOpsForm = TorchOps
+    angle_dtype: torch.dtype | None = None
     row_tile: int | None = None
 
 
@@ -59,7 +63,8 @@ class Llama:
         self._norm = self._loaded(source, NORM)
         self._layers = [self._layer(source, index) for index in range(config.num_layers)]
         tables = rope_tables(config.rope, config.head_size, max_context)
-        self._cos, self._sin = (table.to(form.device, form.dtype) for table in tables)
+        cos, sin = (table.to(form.device, form.angle_dtype or form.dtype).contiguous() for table in tables)
+        self._ops = form.row_ops(config, Angles(cos, sin))
 
     def forward(self, batch: Batch, pool: GroupPool, attend: Attend, stop: Stop | None) -> Tensor | None:
         """Writes the batch's KV and returns the sampled rows' logits, fp32 [len(sampled_rows), vocab].
@@ -67,52 +72,43 @@ class Llama:
         `stop` is polled before each layer; None once it is true. The KV of this batch is undefined then.
         """
         hidden = functional.embedding(batch.tokens, self._embed)
-        cos, sin = (table[batch.positions][:, None] for table in (self._cos, self._sin))
+        delta: Tensor | None = None
         for layer, keys, values in zip(self._layers, pool.keys, pool.values, strict=True):
             if stop is not None and stop():
                 return None
-            queries, new_keys, new_values = self._by_tiles(self._project, layer, hidden, cos, sin)
-            keys.index_copy_(0, batch.write_slots, new_keys[: batch.num_rows])
-            values.index_copy_(0, batch.write_slots, new_values[: batch.num_rows])
-            (hidden,) = self._by_tiles(self._finish, layer, hidden, attend(queries, keys, values))
-        return self._logits(hidden[batch.sampled_rows])
+            qkv = self._by_tiles(self._project, layer, hidden, delta)
+            queries = self._ops.placed(qkv, batch, keys, values)
+            delta = self._by_tiles(self._finish, layer, hidden, attend(queries, keys, values))
+        rows = batch.sampled_rows
+        return self._logits(hidden[rows], delta[rows] if delta is not None else None)
 
-    def _project(self, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-        """Rotated queries and keys, and values: [rows, heads or kv_heads, head_size] each."""
-        config = self.config
-        heads = layer.qkv(self._normed(hidden, layer.input_norm)).view(len(hidden), -1, config.head_size)
-        rotated = rotate(heads[:, : config.num_heads + config.num_kv_heads], cos, sin)
-        return (
-            rotated[:, : config.num_heads],
-            rotated[:, config.num_heads :],
-            heads[:, config.num_heads + config.num_kv_heads :],
-        )
+    def _project(self, layer: _Layer, hidden: Tensor, delta: Tensor | None) -> Tensor:
+        """Adds the last layer's `delta` to `hidden` in place, and gives [rows, heads and KV heads]."""
+        return layer.qkv(self._ops.normed(hidden, delta, layer.input_norm))
 
-    def _finish(self, layer: _Layer, hidden: Tensor, mixed: Tensor) -> tuple[Tensor]:
-        """Output projection and feed-forward, each added to `hidden` [rows, hidden]."""
-        hidden = hidden + layer.out(mixed)
-        gate, up = layer.gate_up(self._normed(hidden, layer.ff_norm)).chunk(2, dim=-1)
-        return (hidden + layer.down(functional.silu(gate) * up),)
+    def _finish(self, layer: _Layer, hidden: Tensor, mixed: Tensor | None) -> Tensor:
+        """Adds the output projection to `hidden` in place, and gives what the feed-forward adds to it."""
+        out = None if mixed is None else layer.out(mixed)
+        return layer.down(self._ops.gated(layer.gate_up(self._ops.normed(hidden, out, layer.ff_norm))))
 
-    def _logits(self, hidden: Tensor) -> Tensor:
+    def _logits(self, hidden: Tensor, delta: Tensor | None) -> Tensor:
         num_rows = len(hidden)
         tile = self.form.row_tile or max(num_rows, 1)
+        if delta is not None:
+            hidden = hidden + delta
         padded = functional.pad(hidden, (0, 0, 0, -num_rows % tile))
-        parts = [self._head(self._normed(part, self._norm)) for part in torch.split(padded, tile)]
+        parts = [self._head(self._ops.normed(part, None, self._norm)) for part in torch.split(padded, tile)]
         return torch.cat(parts)[:num_rows].float()
 
-    def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        return functional.rms_norm(hidden, weight.shape, weight, self.config.rms_eps)
-
     def _by_tiles(
-        self, part: Callable[..., tuple[Tensor, ...]], layer: _Layer, *rows: Tensor
-    ) -> tuple[Tensor, ...]:
+        self, part: Callable[[_Layer, Tensor, Tensor | None], Tensor], layer: _Layer, hidden: Tensor, other: Tensor | None
+    ) -> Tensor:
         """`part` of the layer, on `row_tile` rows at a time."""
         tile = self.form.row_tile
-        if tile is None or tile == len(rows[0]):
-            return part(layer, *rows)
-        tiles = zip(*(torch.split(tensor, tile) for tensor in rows), strict=True)
-        return tuple(torch.cat(parts) for parts in zip(*(part(layer, *t) for t in tiles), strict=True))
+        if tile is None or tile == len(hidden):
+            return part(layer, hidden, other)
+        others = torch.split(other, tile) if other is not None else repeat(None)
+        return torch.cat([part(layer, *rows) for rows in zip(torch.split(hidden, tile), others)])
 
     def _layer(self, source: WeightSource, index: int) -> _Layer:
         form = self.form

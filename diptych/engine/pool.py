@@ -56,6 +56,9 @@ class GroupPool:
 
     def slots(self, table: Sequence[BlockId], start: int, end: int, padded: int = 0) -> npt.NDArray[np.int64]:
         """Slots of positions `start` to `end`, and after them the null slot up to `padded` entries."""
+        if end == start + 1 and padded <= 1:  # a decode's, as plain integers
+            block, offset = divmod(start, self.block_tokens)
+            return np.array([table[block] * self.block_tokens + offset], np.int64)
         positions = np.arange(start, end)
         blocks = np.asarray(table[: -(-end // self.block_tokens)], np.int64)
         found = blocks[positions // self.block_tokens] * self.block_tokens + positions % self.block_tokens

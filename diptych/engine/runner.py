@@ -18,7 +18,7 @@ from diptych.domain.errors import InvalidField
 from diptych.domain.layout import GroupKind, KvDtype, KvLayout, LayerGroup
 from diptych.domain.plan import NOT_SAMPLED, BlockTables, StepOutcome, StepPlan
 from diptych.domain.ports import MemorySpan
-from diptych.engine.attention import Attention, sdpa
+from diptych.engine.attention import Attention, mixed, sdpa, sdpa_prefill
 from diptych.engine.batch import build_batch
 from diptych.engine.config import ModelConfig, read_config
 from diptych.engine.exact_attention import exact
@@ -27,6 +27,7 @@ from diptych.engine.linear import can_pack, packed, plain
 from diptych.engine.llama import Form, Llama
 from diptych.engine.plan_check import check_plan
 from diptych.engine.pool import TORCH_DTYPES, KvPool
+from diptych.engine.row_ops import TorchOps
 from diptych.engine.sampler import Draw, sample
 from diptych.engine.settings import EngineSettings, Profile
 from diptych.engine.weight_source import RandomWeights, WeightSource
@@ -105,17 +106,29 @@ def open_torch_runner(settings: EngineSettings) -> TorchRunner:
     torch.set_num_threads(settings.threads)
     is_exact = settings.profile is Profile.EXACT
     kv_dtype = KvDtype.FLOAT32 if is_exact else KvDtype.BFLOAT16
-    form = _form(TORCH_DTYPES[kv_dtype], settings.device, is_exact)
+    form = _form(TORCH_DTYPES[kv_dtype], settings.device, is_exact, config)
     num_blocks = _num_blocks(settings, config, kv_dtype, max_context)
     with closing(_weight_source(settings, directory, config)) as source:
         model = Llama(config, source, form, max_context)
         layout = _layout(directory.name, source.digest, config, kv_dtype)
     pool = KvPool(layout, (num_blocks,), settings.block_tokens, settings.device)
-    return TorchRunner(model, pool, exact if is_exact else sdpa)
+    return TorchRunner(model, pool, _attention(form, config, settings, is_exact))
 
 
-def _form(dtype: torch.dtype, device: str, is_exact: bool) -> Form:
+def _attention(form: Form, config: ModelConfig, settings: EngineSettings, is_exact: bool) -> Attention:
+    if is_exact:
+        return exact
+    if form.row_ops is TorchOps:
+        return sdpa
+    from diptych.engine.jit_ops import PagedDecode
+    return mixed(PagedDecode(config, settings.block_tokens, settings.threads), sdpa_prefill)
+
+
+def _form(dtype: torch.dtype, device: str, is_exact: bool, config) -> Form:
     linear = packed if can_pack(device, dtype) else plain
+    if not is_exact and not __import__('os').environ.get('NOJIT'):
+        from diptych.engine.jit_ops import JitOps
+        return Form(dtype, device, linear, JitOps, torch.float32)
     return Form(dtype, device, linear, row_tile=_ROW_TILE if is_exact else None)
 
 

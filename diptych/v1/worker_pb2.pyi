@@ -74,6 +74,13 @@ class WorkerStatus(_message.Message):
     COUNTERS_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
     NUM_PREFILL_WORKERS_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    NUM_HELD_FIELD_NUMBER: _builtins.int
+    LEAKED_FIELD_NUMBER: _builtins.int
+    LEAK_FIELD_NUMBER: _builtins.int
+    SILENT_S_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
+    MAX_RTT_S_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     role: Global___Role.ValueType
     epoch: _builtins.int
@@ -83,10 +90,27 @@ class WorkerStatus(_message.Message):
     pid: _builtins.int
     num_prefill_workers: _builtins.int
     """Decode workers: prefill workers that they could hand a prompt to."""
+    num_held: _builtins.int
+    """How much there is in all, listed above or not."""
+    leaked: _builtins.int
+    """Blocks and slots that belong to nobody, as its own check found when it last was idle; `leak` says what it saw."""
+    leak: _builtins.str
+    silent_s: _builtins.float
+    """Since its engine process last said anything. What is held is as old."""
+    max_rtt_s: _builtins.float
+    """The bound that links are held against; 0: none."""
     @_builtins.property
     def load(self) -> Global___Load: ...
     @_builtins.property
     def counters(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Fallback]: ...
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___Held]:
+        """What it holds, of each kind the oldest, so that the list is bounded."""
+
+    @_builtins.property
+    def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___Link]:
+        """Decode workers: how far the prefill workers are that they know."""
+
     def __init__(
         self,
         *,
@@ -100,14 +124,106 @@ class WorkerStatus(_message.Message):
         counters: _abc.Iterable[_common_pb2.Fallback] | None = ...,
         pid: _builtins.int = ...,
         num_prefill_workers: _builtins.int = ...,
+        held: _abc.Iterable[Global___Held] | None = ...,
+        num_held: _builtins.int = ...,
+        leaked: _builtins.int = ...,
+        leak: _builtins.str = ...,
+        silent_s: _builtins.float = ...,
+        links: _abc.Iterable[Global___Link] | None = ...,
+        max_rtt_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "counters", b"counters", "epoch", b"epoch", "fingerprint", b"fingerprint", "load", b"load", "model", b"model", "num_prefill_workers", b"num_prefill_workers", "pid", b"pid", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "counters", b"counters", "epoch", b"epoch", "fingerprint", b"fingerprint", "held", b"held", "leak", b"leak", "leaked", b"leaked", "links", b"links", "load", b"load", "max_rtt_s", b"max_rtt_s", "model", b"model", "num_held", b"num_held", "num_prefill_workers", b"num_prefill_workers", "pid", b"pid", "role", b"role", "silent_s", b"silent_s", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerStatus: _TypeAlias = WorkerStatus  # noqa: Y015
+
+@_typing.final
+class Held(_message.Message):
+    """One thing that a process holds for somebody."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    AGE_S_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    ENDS_IN_S_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """"request", "session", "job", "attempt", "read", "stream", "chunk", "borrow", "loan" or "fill"."""
+    name: _builtins.str
+    owner: _builtins.str
+    """For whom: a worker, a router, or the readers of a chunk. Empty where nobody is known."""
+    age_s: _builtins.float
+    num_blocks: _builtins.int
+    ends_in_s: _builtins.float
+    """Seconds until it ends by itself; below 0 when it should have."""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        name: _builtins.str = ...,
+        owner: _builtins.str = ...,
+        age_s: _builtins.float = ...,
+        num_blocks: _builtins.int = ...,
+        ends_in_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ends_in_s", b"_ends_in_s", "ends_in_s", b"ends_in_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ends_in_s", b"_ends_in_s", "age_s", b"age_s", "ends_in_s", b"ends_in_s", "kind", b"kind", "name", b"name", "num_blocks", b"num_blocks", "owner", b"owner"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__ends_in_s: _TypeAlias = _typing.Literal["ends_in_s"]  # noqa: Y015
+    _WhichOneofArgType__ends_in_s: _TypeAlias = _typing.Literal["_ends_in_s", b"_ends_in_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ends_in_s) -> _WhichOneofReturnType__ends_in_s | None: ...
+
+Global___Held: _TypeAlias = Held  # noqa: Y015
+
+@_typing.final
+class Link(_message.Message):
+    """How far a worker is from a peer that it reads from, over the KV channel that it uses."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    RTT_S_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    AGE_S_FIELD_NUMBER: _builtins.int
+    TOO_SLOW_FIELD_NUMBER: _builtins.int
+    USED_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    epoch: _builtins.int
+    rtt_s: _builtins.float
+    """Of a small read. 0: not measured yet."""
+    bytes_per_s: _builtins.float
+    """Of a large one. 0: not measured yet."""
+    age_s: _builtins.float
+    """Since it was last measured."""
+    too_slow: _builtins.bool
+    """Past the bound."""
+    used: _builtins.bool
+    """False: too slow, and the worker was told not to use such links."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        rtt_s: _builtins.float = ...,
+        bytes_per_s: _builtins.float = ...,
+        age_s: _builtins.float = ...,
+        too_slow: _builtins.bool = ...,
+        used: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "bytes_per_s", b"bytes_per_s", "epoch", b"epoch", "rtt_s", b"rtt_s", "too_slow", b"too_slow", "used", b"used", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Link: _TypeAlias = Link  # noqa: Y015
 
 @_typing.final
 class Load(_message.Message):

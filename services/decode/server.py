@@ -4,6 +4,7 @@ inspection."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator
 from typing import Any
@@ -21,6 +22,8 @@ from services.decode.attempts import AttemptStream, check_open, key_of
 from services.decode.messages import AttemptAlive, AttemptFailed, ChunkReady, ManifestReceived
 from services.decode.sessions import RouterSession, check_hello
 from services.decode.worker import DecodeWorker
+
+log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.25
 SILENCE_S = 5.0
@@ -134,6 +137,9 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
             self._lost(stream, type(error).__name__, str(error))
         except grpc.RpcError as error:
             self._lost(stream, "PeerLost", str(error))
+        except Exception:
+            log.exception("the hand-off of %s", stream.key)
+            self._lost(stream, "Internal", "the decode worker could not read its hand-off's stream")
         else:
             if not stream.ended:
                 self._lost(stream, "PeerLost", "the hand-off's stream ended early")

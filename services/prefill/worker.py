@@ -173,6 +173,9 @@ class PrefillWorker:
         job = claimed.job
         decode = self._membership.peer(job.decode_worker, job.decode_epoch)
         if decode is None:
+            await self._membership.refresh()  # it may have come after our last look
+            decode = self._membership.peer(job.decode_worker, job.decode_epoch)
+        if decode is None:
             self.counters["decode_unknown"] += 1
             await self._off_the_bus(claimed)
             return

@@ -16,8 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from diptych.domain.plan import StepPlan
-from diptych.engine.batch import CONTEXT_TILE
-from diptych.engine.exact_attention import QUERY_TILE
+from diptych.engine.exact_attention import CONTEXT_TILE, QUERY_TILE
 from diptych.engine.memory import allocate
 from diptych.engine.runner import TorchRunner, open_torch_runner
 from diptych.engine.settings import EngineSettings, Profile

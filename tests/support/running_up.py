@@ -61,7 +61,7 @@ def stores(text: str) -> dict[int, str]:
 
 
 def forget_logs(text: str) -> None:
-    """Removes the logs of which `text` tells: they are kept where something went wrong, as tests want it to."""
+    """Removes the logs of which `text` tells: they are kept where something went wrong."""
     for path in re.findall(r"logs in (\S+/diptych-logs-\w+)", text):
         shutil.rmtree(path, ignore_errors=True)
 

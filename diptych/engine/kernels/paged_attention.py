@@ -82,11 +82,6 @@ def _kernel(num_heads: int, num_kv_heads: int, head_size: int, block_tokens: int
                 store(tile + t * f32_bytes + c * vector_bytes, load_bf16(source + slots[t] + c * 32))
 
     @kernel
-    def ask(slots: npt.NDArray[np.int64], source: int) -> None:
-        for t in range(LANES):
-            for line in range(0, head_bytes, 64): prefetch(source+slots[t]+line)
-
-    @kernel
     def score(query: int, tile: int, count: int, sums: int, scores: int) -> None:
         """Products of one query with a tile's keys; minus infinity beyond them."""
         for t in range(count):
@@ -151,11 +146,12 @@ def _kernel(num_heads: int, num_kv_heads: int, head_size: int, block_tokens: int
             for head in range(first, last):
                 offset = head * head_bytes
                 convert(slots, count, keys + offset, tile)
-                for g in range(group):
-                    query = scaled + (head * group + g) * f32_bytes
-                    score(query, tile, count, sums, scores + g * vector_bytes)
-                    if g == 0: ask(following, keys + offset)
-                    if g == min(1, group - 1): ask(following, values + offset)
+                for t in range(LANES):
+                    for line in range(0, head_bytes, 64):
+                        prefetch(keys + offset + following[t] + line)
+                        prefetch(values + offset + following[t] + line)
+                for h in range(head * group, (head + 1) * group):
+                    score(scaled + h * f32_bytes, tile, count, sums, scores + (h - head * group) * vector_bytes)
                 convert(slots, count, values + offset, tile)
                 for h in range(head * group, (head + 1) * group):
                     where = scores + (h - head * group) * vector_bytes

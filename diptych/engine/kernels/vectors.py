@@ -28,7 +28,7 @@ class _FloatsType(types.Type):  # type: ignore[misc]  # numba ships no types
 
 
 _FLOATS = _FloatsType()
-_F32, _I32, _I16 = ir.FloatType(), ir.IntType(32), ir.IntType(16)
+_F32, _I64, _I32, _I16 = ir.FloatType(), ir.IntType(64), ir.IntType(32), ir.IntType(16)
 _VECTOR, _BITS, _HALVES = (ir.VectorType(element, LANES) for element in (_F32, _I32, _I16))
 
 
@@ -152,6 +152,9 @@ load: Callable[[int], Floats] = _operation(
 store: Callable[[int, Floats], None] = _operation(types.void, (types.int64, _FLOATS), _emit_store)
 load_one: Callable[[int], np.float32] = _operation(
     types.float32, (types.int64,), lambda builder, a: builder.load(_pointer(builder, a, _F32))
+)
+load_int: Callable[[int], int] = _operation(
+    types.int64, (types.int64,), lambda builder, a: builder.load(_pointer(builder, a, _I64))
 )
 fill: Callable[[float], Floats] = _operation(_FLOATS, (types.float32,), _emit_fill)
 """The scalar in every lane."""

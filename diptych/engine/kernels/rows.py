@@ -1,0 +1,110 @@
+"""What lies between two matrix products, row by row and in one pass each, on bf16 rows in memory.
+
+Arithmetic is fp32; each result is rounded to bf16 once. Widths are multiples of 16 elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from diptych.engine.kernels.jit import kernel
+from diptych.engine.kernels.vectors import (
+    LANES,
+    add,
+    div,
+    exp,
+    fill,
+    fma,
+    load,
+    load_bf16,
+    load_int,
+    mul,
+    store_bf16,
+    sub,
+    total,
+)
+
+_BYTES = LANES * 2  # of a vector in bf16
+
+
+@kernel
+def norm(hidden: int, weight: int, out: int, num_rows: int, width: int, eps: float) -> None:
+    """Root mean square norm of `hidden` [rows, width] times `weight` [width], to `out` [rows, width]."""
+    zero, one = np.float32(0), np.float32(1)
+    for row in range(num_rows):
+        begin = row * width * 2
+        squares = fill(zero)
+        for at in range(begin, begin + width * 2, _BYTES):
+            value = load_bf16(hidden + at)
+            squares = fma(value, value, squares)
+        inverse = fill(one / np.sqrt(total(squares) / np.float32(width) + np.float32(eps)))
+        for at in range(begin, begin + width * 2, _BYTES):
+            store_bf16(out + at, mul(mul(load_bf16(hidden + at), inverse), load_bf16(weight + at - begin)))
+
+
+@kernel
+def add_norm(
+    hidden: int, delta: int, weight: int, out: int, num_rows: int, width: int, eps: float
+) -> None:
+    """Adds `delta` to `hidden`, both [rows, width]; then `norm`, of the rounded sum."""
+    for row in range(num_rows):
+        begin = row * width * 2
+        for at in range(begin, begin + width * 2, _BYTES):
+            store_bf16(hidden + at, add(load_bf16(hidden + at), load_bf16(delta + at)))
+        norm(hidden + begin, weight, out + begin, 1, width, eps)
+
+
+@kernel
+def gate(gate_up: int, out: int, num_rows: int, width: int) -> None:
+    """silu(gate) * up: of `gate_up` [rows, 2 * width] to `out` [rows, width]."""
+    zero, one = np.float32(0), np.float32(1)
+    for row in range(num_rows):
+        source, target = gate_up + row * width * 4, out + row * width * 2
+        for at in range(0, width * 2, _BYTES):
+            value = load_bf16(source + at)
+            silu = div(value, add(fill(one), exp(sub(fill(zero), value))))
+            store_bf16(target + at, mul(silu, load_bf16(source + width * 2 + at)))
+
+
+RotateAndKeep = Callable[[int, int, int, int, int, int, int, int], None]
+"""(qkv [rows, (heads + 2 * kv_heads) * head_size], rows, positions [rows], cosines and sines fp32 [context,
+head_size / 2], slots [rows], keys and values [slots, kv_heads * head_size]); integers are int64."""
+
+
+def rotate_and_keep(num_heads: int, num_kv_heads: int, head_size: int) -> RotateAndKeep:
+    """Rotates the queries and keys of `qkv` in place by their positions, and copies keys and values to their
+    slots. `head_size` is a multiple of 32."""
+    half = head_size // 2
+    row_bytes = (num_heads + 2 * num_kv_heads) * head_size * 2
+    keys_at, values_at = num_heads * head_size * 2, (num_heads + num_kv_heads) * head_size * 2
+    slot_bytes = num_kv_heads * head_size * 2
+
+    @kernel
+    def rotate(head: int, cosines: int, sines: int) -> None:
+        for i in range(0, half, LANES):
+            first, second = load_bf16(head + i * 2), load_bf16(head + (half + i) * 2)
+            cos, sin = load(cosines + i * 4), load(sines + i * 4)
+            store_bf16(head + i * 2, sub(mul(first, cos), mul(second, sin)))
+            store_bf16(head + (half + i) * 2, add(mul(second, cos), mul(first, sin)))
+
+    @kernel
+    def copy(source: int, target: int) -> None:
+        for at in range(0, slot_bytes, _BYTES):
+            store_bf16(target + at, load_bf16(source + at))
+
+    @kernel
+    def run(
+        qkv: int, num_rows: int, positions: int, cosines: int, sines: int, slots: int, keys: int, values: int
+    ) -> None:
+        for row in range(num_rows):
+            source = qkv + row * row_bytes
+            angles = load_int(positions + row * 8) * half * 4
+            for head in range(source, source + values_at, head_size * 2):
+                rotate(head, cosines + angles, sines + angles)
+            slot = load_int(slots + row * 8) * slot_bytes
+            copy(source + keys_at, keys + slot)
+            copy(source + values_at, values + slot)
+
+    return run
