@@ -55,6 +55,28 @@ class ChannelEndpoint:
     kind: str
     address: str
     wire_version: int = 1
+    probe_key: str = ""
+    """Hexadecimal key of a region of zeros that peers may read to measure the way here; never KV. Empty:
+    none."""
+    probe_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How far a worker is from a peer that it reads from, over the KV channel that it uses."""
+
+    worker_id: WorkerId
+    epoch: Epoch
+    rtt_s: float = 0.0
+    """Of a small read. 0: not measured yet."""
+    bytes_per_s: float = 0.0
+    """Of a large one. 0: not measured yet."""
+    age_s: float = 0.0
+    """Since it was last measured."""
+    too_slow: bool = False
+    """Past the bound that the reader was given."""
+    used: bool = True
+    """False: too slow, and the reader was told not to use such links."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +94,8 @@ class WorkerLoad:
     ttft_s: float = 0.0
     """Recent means; 0 while there is nothing to tell."""
     tpot_s: float = 0.0
+    links: tuple[Link, ...] = ()
+    """To the workers that it reads from, the slowest first; a few of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ class SessionRequest(_message.Message):
     PIECE_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
+    ATTACH_FIELD_NUMBER: _builtins.int
+    ACKNOWLEDGE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___SessionHello: ...
     @_builtins.property
@@ -43,6 +45,10 @@ class SessionRequest(_message.Message):
     def cancel(self) -> Global___SessionCancel: ...
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat: ...
+    @_builtins.property
+    def attach(self) -> Global___SessionAttach: ...
+    @_builtins.property
+    def acknowledge(self) -> Global___SessionAcknowledge: ...
     def __init__(
         self,
         *,
@@ -51,12 +57,14 @@ class SessionRequest(_message.Message):
         piece: Global___PromptPiece | None = ...,
         cancel: Global___SessionCancel | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
+        attach: Global___SessionAttach | None = ...,
+        acknowledge: Global___SessionAcknowledge | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cancel", b"cancel", "heartbeat", b"heartbeat", "hello", b"hello", "piece", b"piece", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "attach", b"attach", "body", b"body", "cancel", b"cancel", "heartbeat", b"heartbeat", "hello", b"hello", "piece", b"piece", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cancel", b"cancel", "heartbeat", b"heartbeat", "hello", b"hello", "piece", b"piece", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "attach", b"attach", "body", b"body", "cancel", b"cancel", "heartbeat", b"heartbeat", "hello", b"hello", "piece", b"piece", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "submit", "piece", "cancel", "heartbeat"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "submit", "piece", "cancel", "heartbeat", "attach", "acknowledge"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -207,30 +215,121 @@ class Heartbeat(_message.Message):
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
 
 @_typing.final
+class SessionAttach(_message.Message):
+    """The client of a request has come to this router: hand it over. The newest attachment wins; the session that
+    had the request hears of its end, with reason ABORT.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    NEXT_INDEX_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    tenant: _builtins.str
+    next_index: _builtins.int
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        next_index: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_index", b"next_index", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionAttach: _TypeAlias = SessionAttach  # noqa: Y015
+
+@_typing.final
+class SessionAcknowledge(_message.Message):
+    """The client has all of it, last word included, or wants no more of it: what was kept may go."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionAcknowledge: _TypeAlias = SessionAcknowledge  # noqa: Y015
+
+@_typing.final
 class SessionResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WELCOME_FIELD_NUMBER: _builtins.int
     DELTAS_FIELD_NUMBER: _builtins.int
+    ATTACHED_FIELD_NUMBER: _builtins.int
+    PIECE_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___SessionWelcome:
         """Set in the first message."""
 
     @_builtins.property
     def deltas(self) -> _containers.RepeatedCompositeFieldContainer[Global___Delta]: ...
+    @_builtins.property
+    def attached(self) -> Global___Submit:
+        """The answer to SessionAttach: the request as another worker would have to be told, its output up to
+        `next_index`. `piece` messages bring what is not in `tokens`; then come deltas, first those of the past.
+        """
+
+    @_builtins.property
+    def piece(self) -> Global___PromptPiece: ...
+    @_builtins.property
+    def refused(self) -> Global___AttachRefused:
+        """The other answer."""
+
     def __init__(
         self,
         *,
         welcome: Global___SessionWelcome | None = ...,
         deltas: _abc.Iterable[Global___Delta] | None = ...,
+        attached: Global___Submit | None = ...,
+        piece: Global___PromptPiece | None = ...,
+        refused: Global___AttachRefused | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "piece", b"piece", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "deltas", b"deltas", "piece", b"piece", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
+
+@_typing.final
+class AttachRefused(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    @_builtins.property
+    def failure(self) -> _common_pb2.Failure: ...
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        failure: _common_pb2.Failure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttachRefused: _TypeAlias = AttachRefused  # noqa: Y015
 
 @_typing.final
 class SessionWelcome(_message.Message):

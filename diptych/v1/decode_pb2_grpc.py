@@ -56,6 +56,8 @@ class DecodeServicer:
 
     def Session(self, request_iterator, context):
         """All of one router's requests on this worker. One message an engine step comes down.
+        What a session leaves when it breaks is kept for a grace time, for whoever attaches. A router that opens
+        another session has given up what it had on the one before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

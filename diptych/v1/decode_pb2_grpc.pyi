@@ -36,7 +36,10 @@ class DecodeStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DecodeAsyncStub: ...
     Session: _grpc.StreamStreamMultiCallable[_decode_pb2.SessionRequest, _decode_pb2.SessionResponse]
-    """All of one router's requests on this worker. One message an engine step comes down."""
+    """All of one router's requests on this worker. One message an engine step comes down.
+    What a session leaves when it breaks is kept for a grace time, for whoever attaches. A router that opens
+    another session has given up what it had on the one before.
+    """
     Begin: _grpc.UnaryUnaryMultiCallable[_decode_pb2.BeginRequest, _decode_pb2.BeginResponse]
     """A prefill worker that claimed a job asks for it. The answer mints the attempt: earlier ones are void."""
     Handoff: _grpc.StreamStreamMultiCallable[_decode_pb2.HandoffRequest, _decode_pb2.HandoffResponse]
@@ -46,7 +49,10 @@ class DecodeStub:
 class DecodeAsyncStub(DecodeStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Session: _aio.StreamStreamMultiCallable[_decode_pb2.SessionRequest, _decode_pb2.SessionResponse]  # type: ignore[assignment]
-    """All of one router's requests on this worker. One message an engine step comes down."""
+    """All of one router's requests on this worker. One message an engine step comes down.
+    What a session leaves when it breaks is kept for a grace time, for whoever attaches. A router that opens
+    another session has given up what it had on the one before.
+    """
     Begin: _aio.UnaryUnaryMultiCallable[_decode_pb2.BeginRequest, _decode_pb2.BeginResponse]  # type: ignore[assignment]
     """A prefill worker that claimed a job asks for it. The answer mints the attempt: earlier ones are void."""
     Handoff: _aio.StreamStreamMultiCallable[_decode_pb2.HandoffRequest, _decode_pb2.HandoffResponse]  # type: ignore[assignment]
@@ -59,7 +65,10 @@ class DecodeServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_decode_pb2.SessionRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_decode_pb2.SessionResponse], _abc.AsyncIterator[_decode_pb2.SessionResponse]]:
-        """All of one router's requests on this worker. One message an engine step comes down."""
+        """All of one router's requests on this worker. One message an engine step comes down.
+        What a session leaves when it breaks is kept for a grace time, for whoever attaches. A router that opens
+        another session has given up what it had on the one before.
+        """
 
     @_abc_1.abstractmethod
     def Begin(

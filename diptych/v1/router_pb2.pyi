@@ -144,12 +144,18 @@ class GenerateResponse(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
+    RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Minted by the router; the same in every message of the stream."""
     index: _builtins.int
     """Position in the output of the first of `tokens`. Indexes are contiguous over the stream."""
     text: _builtins.str
     """Valid UTF-8. May lag behind `tokens` while a character or a possible stop string is incomplete."""
+    resume_token: _builtins.bytes
+    """What `Attach` takes: in the first message, and again whenever the request has gone to another decode worker.
+    The latest is the one that counts. Signed, opaque to clients, and of no use to another tenant. Initial
+    metadata have it too (`diptych-resume-token-bin`) where a worker was found at once.
+    """
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -162,14 +168,43 @@ class GenerateResponse(_message.Message):
         tokens: _abc.Iterable[_builtins.int] | None = ...,
         text: _builtins.str = ...,
         finish: _common_pb2.Finish | None = ...,
+        resume_token: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "index", b"index", "request_id", b"request_id", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "index", b"index", "request_id", b"request_id", "resume_token", b"resume_token", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
+
+@_typing.final
+class AttachRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESUME_TOKEN_FIELD_NUMBER: _builtins.int
+    NEXT_INDEX_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    resume_token: _builtins.bytes
+    next_index: _builtins.int
+    """How many output tokens the caller has: `index` plus tokens of the last message it got. A smaller number
+    brings tokens again.
+    """
+    tenant: _builtins.str
+    def __init__(
+        self,
+        *,
+        resume_token: _builtins.bytes = ...,
+        next_index: _builtins.int = ...,
+        tenant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_index", b"next_index", "resume_token", b"resume_token", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttachRequest: _TypeAlias = AttachRequest  # noqa: Y015
 
 @_typing.final
 class CancelRequest(_message.Message):

@@ -39,6 +39,11 @@ class RouterStub:
                 request_serializer=diptych_dot_v1_dot_router__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=diptych_dot_v1_dot_router__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Attach = channel.unary_stream(
+                '/diptych.v1.Router/Attach',
+                request_serializer=diptych_dot_v1_dot_router__pb2.AttachRequest.SerializeToString,
+                response_deserializer=diptych_dot_v1_dot_router__pb2.GenerateResponse.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/diptych.v1.Router/Cancel',
                 request_serializer=diptych_dot_v1_dot_router__pb2.CancelRequest.SerializeToString,
@@ -61,6 +66,15 @@ class RouterServicer:
 
     def Generate(self, request, context):
         """Streams tokens until exactly one message with `finish`. Closing the call cancels the request everywhere.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Attach(self, request, context):
+        """Goes on with a stream whose router is gone, at any router: everything from `next_index` on, then what comes.
+        The first message comes as soon as the request is this router's, whether or not it brings tokens.
+        Closing the call cancels the request. Another call for the same request ends this one with reason ABORT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -91,6 +105,11 @@ def add_RouterServicer_to_server(servicer, server):
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
                     request_deserializer=diptych_dot_v1_dot_router__pb2.GenerateRequest.FromString,
+                    response_serializer=diptych_dot_v1_dot_router__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Attach': grpc.unary_stream_rpc_method_handler(
+                    servicer.Attach,
+                    request_deserializer=diptych_dot_v1_dot_router__pb2.AttachRequest.FromString,
                     response_serializer=diptych_dot_v1_dot_router__pb2.GenerateResponse.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
@@ -135,6 +154,33 @@ class Router:
             target,
             '/diptych.v1.Router/Generate',
             diptych_dot_v1_dot_router__pb2.GenerateRequest.SerializeToString,
+            diptych_dot_v1_dot_router__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/diptych.v1.Router/Attach',
+            diptych_dot_v1_dot_router__pb2.AttachRequest.SerializeToString,
             diptych_dot_v1_dot_router__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,

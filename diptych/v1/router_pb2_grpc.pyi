@@ -33,6 +33,11 @@ class RouterStub:
     def __new__(cls, channel: _aio.Channel) -> RouterAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_router_pb2.GenerateRequest, _router_pb2.GenerateResponse]
     """Streams tokens until exactly one message with `finish`. Closing the call cancels the request everywhere."""
+    Attach: _grpc.UnaryStreamMultiCallable[_router_pb2.AttachRequest, _router_pb2.GenerateResponse]
+    """Goes on with a stream whose router is gone, at any router: everything from `next_index` on, then what comes.
+    The first message comes as soon as the request is this router's, whether or not it brings tokens.
+    Closing the call cancels the request. Another call for the same request ends this one with reason ABORT.
+    """
     Cancel: _grpc.UnaryUnaryMultiCallable[_router_pb2.CancelRequest, _router_pb2.CancelResponse]
     """Ends a request of the same tenant by the id that the first response gave."""
     Status: _grpc.UnaryUnaryMultiCallable[_router_pb2.StatusRequest, _router_pb2.StatusResponse]
@@ -43,6 +48,11 @@ class RouterAsyncStub(RouterStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_router_pb2.GenerateRequest, _router_pb2.GenerateResponse]  # type: ignore[assignment]
     """Streams tokens until exactly one message with `finish`. Closing the call cancels the request everywhere."""
+    Attach: _aio.UnaryStreamMultiCallable[_router_pb2.AttachRequest, _router_pb2.GenerateResponse]  # type: ignore[assignment]
+    """Goes on with a stream whose router is gone, at any router: everything from `next_index` on, then what comes.
+    The first message comes as soon as the request is this router's, whether or not it brings tokens.
+    Closing the call cancels the request. Another call for the same request ends this one with reason ABORT.
+    """
     Cancel: _aio.UnaryUnaryMultiCallable[_router_pb2.CancelRequest, _router_pb2.CancelResponse]  # type: ignore[assignment]
     """Ends a request of the same tenant by the id that the first response gave."""
     Status: _aio.UnaryUnaryMultiCallable[_router_pb2.StatusRequest, _router_pb2.StatusResponse]  # type: ignore[assignment]
@@ -56,6 +66,17 @@ class RouterServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_router_pb2.GenerateResponse], _abc.AsyncIterator[_router_pb2.GenerateResponse]]:
         """Streams tokens until exactly one message with `finish`. Closing the call cancels the request everywhere."""
+
+    @_abc_1.abstractmethod
+    def Attach(
+        self,
+        request: _router_pb2.AttachRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_router_pb2.GenerateResponse], _abc.AsyncIterator[_router_pb2.GenerateResponse]]:
+        """Goes on with a stream whose router is gone, at any router: everything from `next_index` on, then what comes.
+        The first message comes as soon as the request is this router's, whether or not it brings tokens.
+        Closing the call cancels the request. Another call for the same request ends this one with reason ABORT.
+        """
 
     @_abc_1.abstractmethod
     def Cancel(

@@ -18,7 +18,7 @@ from typing import Protocol
 from diptych.domain.engine_report import EngineLoad, EngineReady
 from diptych.domain.errors import PeerLost, named_error
 from diptych.domain.ids import Cell, Epoch, WorkerId
-from diptych.domain.records import ChannelEndpoint, Role, WorkerLoad, WorkerRecord
+from diptych.domain.records import ChannelEndpoint, Link, Role, WorkerLoad, WorkerRecord
 from diptych.rpc.dial import Dialer
 from diptych.rpc.server import Registration, RpcServer, serve
 from diptych.rpc.settings import ServiceSettings
@@ -44,6 +44,10 @@ class WorkerProcess(Protocol):
     load: EngineLoad
     heard_at: float
     """When the engine last said anything, by `time.monotonic()`."""
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """To the workers that it reads from; those that its registration tells."""
 
     async def start(self) -> None:
         """Starts the engine and waits until it is ready."""
@@ -146,7 +150,10 @@ def _recorder(
     settings: ServiceSettings, role: Role, model_name: str, worker: WorkerProcess, address: str
 ) -> Callable[[], WorkerRecord]:
     ready = worker.ready
-    channels = (ChannelEndpoint(ready.channel, ready.kv_address),) if ready.kv_address else ()
+    endpoint = ChannelEndpoint(
+        ready.channel, ready.kv_address, probe_key=ready.probe_key.hex(), probe_bytes=ready.probe_bytes
+    )
+    channels = (endpoint,) if ready.kv_address else ()
 
     def record() -> WorkerRecord:
         load = worker.load
@@ -155,7 +162,7 @@ def _recorder(
             address, channels, ready.capacity_tokens, ready.max_context,
             WorkerLoad(
                 load.num_running, load.num_waiting, load.blocks_free + load.blocks_cached, load.blocks_total,
-                0, load.ttft_s, load.tpot_s,
+                0, load.ttft_s, load.tpot_s, worker.links,
             ),
         )  # fmt: skip
 

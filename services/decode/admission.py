@@ -11,6 +11,8 @@ from services.decode.messages import Surroundings
 from services.decode.request import DecodeRequest
 
 _LOCAL_AFTER_LOSSES = 2
+FALLBACKS = frozenset({"no_prefill_worker", "store_unavailable", "link_too_slow"})
+"""Reasons to prefill here that are a lack, and are counted as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,5 +62,10 @@ def local_reason(
     if not surroundings.store_available:
         return "store_unavailable"
     if surroundings.num_prefill_workers == 0:
-        return "no_prefill_worker"
+        return no_prefill_reason(surroundings)
     return "attempts_failed" if request.costs.num_losses >= _LOCAL_AFTER_LOSSES else ""
+
+
+def no_prefill_reason(surroundings: Surroundings) -> str:
+    """Why no prefill worker can be asked, where none can."""
+    return "link_too_slow" if surroundings.num_too_slow else "no_prefill_worker"

@@ -10,6 +10,7 @@ from diptych.engine.catalog import ModelRef
 from diptych.text.tokenizer import Tokenizer
 from diptych.worker.settings import WorkerSettings
 from services.decode.handoffs import HandoffSettings
+from services.decode.links import LinkBound
 from services.decode.loop import LoopSettings
 
 
@@ -32,7 +33,18 @@ class DecodeServiceSettings(WorkerSettings):
     begin_timeout_s: float = Field(10.0, gt=0, le=600, description="from posting a job to a worker's Begin")
     stall_timeout_s: float = Field(3.0, gt=0, le=600, description="between two signs of life of a prefill")
     read_timeout_s: float = Field(5.0, gt=0, le=600, description="of one chunk")
+    max_rtt_us: float = Field(
+        0.0, ge=0, le=1e9,
+        description="round trip to a prefill worker past which its link is shown as too slow, in µs; 0: none. "
+        "50 is usual for RDMA; gRPC on one machine takes hundreds (M12)",
+    )  # fmt: skip
+    enforce_rtt: bool = Field(False, description="hand no prompt over links that are too slow")
     landing_slots: int = Field(4, ge=1, le=1024, description="chunks that may be read at the same time")
+
+    @property
+    def link_bound(self) -> LinkBound:
+        """What links are held against."""
+        return LinkBound(self.max_rtt_us / 1e6, self.enforce_rtt)
 
     def loop_settings(self, model: ModelRef, tokenizer: Tokenizer) -> LoopSettings:
         """What the engine process is told."""

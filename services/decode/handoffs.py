@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from diptych.domain.engine_report import FailureInfo
-from diptych.domain.errors import DigestMismatch, PeerError
+from diptych.domain.errors import DigestMismatch, Internal, PeerError
 from diptych.domain.ids import Attempt, RequestId
 from diptych.domain.layout import KvLayout
 from diptych.domain.slots import Slot, SlotRing
@@ -50,6 +51,14 @@ class HandoffSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class Unclaimed:
+    """A job on the bus, for which somebody must have begun by `deadline`."""
+
+    posted_at: float
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
     """A request's prefill came to nothing. `reason` is a word of a closed set, for counting."""
 
@@ -67,8 +76,8 @@ class Handoffs:
         self._layout = layout
         self._fingerprint = layout.fingerprint
         self._ring = ring
-        self._settings = settings
-        self._unclaimed: dict[RequestId, float] = {}
+        self.settings = settings
+        self._unclaimed: dict[RequestId, Unclaimed] = {}
         self._landings: dict[RequestId, Landing] = {}
         self._reads: dict[ReadKey, Slot[ReadKey]] = {}
         self.effects = Effects()
@@ -79,28 +88,29 @@ class Handoffs:
         return len(self._unclaimed)
 
     @property
-    def num_reads(self) -> int:
-        """Reads in flight, those of void attempts included: slots that nobody else may have yet."""
-        return len(self._reads)
+    def unclaimed(self) -> Mapping[RequestId, Unclaimed]:
+        return self._unclaimed
+
+    @property
+    def landings(self) -> Mapping[RequestId, Landing]:
+        return self._landings
 
     def landing(self, request_id: RequestId) -> Landing | None:
         return self._landings.get(request_id)
 
     def post(self, request: DecodeRequest, now: float) -> None:
         """Puts the request's job on the bus."""
-        timeout_s = self._settings.begin_timeout_s
-        self._unclaimed[request.request_id] = now + timeout_s
+        timeout_s = self.settings.begin_timeout_s
+        self._unclaimed[request.request_id] = Unclaimed(now, now + timeout_s)
         self.effects.posts.append(
             JobPosted(
                 request.request_id, len(request.tokens), request.num_computed, request.priority, timeout_s
             )
         )
 
-    def abandon_unclaimed(self) -> list[Lost]:
+    def abandon_unclaimed(self, reason: str) -> list[Lost]:
         """Nobody is left who could claim a job."""
-        gone = [
-            (request_id, "no_prefill_worker", "no prefill worker is left") for request_id in self._unclaimed
-        ]
+        gone = [(request_id, reason, "no prefill worker is left") for request_id in self._unclaimed]
         return [self._end(*loss) for loss in gone]
 
     def unposted(self, request_id: RequestId) -> Lost | None:
@@ -128,10 +138,21 @@ class Handoffs:
         self.effects.begins.append(
             BeginAnswer(
                 message.ticket, attempt, list(request.tokens), request.params, banned,
-                request.num_computed, request.root, self._settings.stall_timeout_s,
+                request.num_computed, request.root, self.settings.stall_timeout_s,
             )
         )  # fmt: skip
         return True
+
+    def refuse_slow(self, message: BeginAsked) -> Lost | None:
+        """Refuses a `Begin` over a link that must not be used. Its worker takes the job off the bus, so the
+        request has to ask anew; one that asked already, or awaits nothing, is left as it is."""
+        problem = f"the link to {message.prefill_worker} is past its bound"
+        self.counters["begin_refused"] += 1
+        refusal = FailureInfo("TransferFailed", problem)
+        self.effects.begins.append(BeginAnswer(message.ticket, refusal=refusal))
+        if message.request_id not in self._unclaimed:
+            return None
+        return self._end(message.request_id, "link_too_slow", problem)
 
     def chunk(self, message: ChunkReady, now: float) -> Lost | None:
         """Takes an announcement."""
@@ -182,7 +203,7 @@ class Handoffs:
                 chunk = landing.chunks[index]
                 self._reads[key] = slot
                 self.effects.reads.append(
-                    StartRead(key, chunk.piece, slot, chunk.digest, self._settings.read_timeout_s)
+                    StartRead(key, chunk.piece, slot, chunk.digest, self.settings.read_timeout_s)
                 )
 
     def read_ended(
@@ -224,10 +245,10 @@ class Handoffs:
         """Ends what has waited too long."""
         late = [
             (request_id, "begin_timeout", "no prefill worker took the job in time")
-            for request_id, deadline in self._unclaimed.items()
-            if deadline <= now
+            for request_id, job in self._unclaimed.items()
+            if job.deadline <= now
         ]
-        stall_s, attempt_s = self._settings.stall_timeout_s, self._settings.attempt_timeout_s
+        stall_s, attempt_s = self.settings.stall_timeout_s, self.settings.attempt_timeout_s
         for request_id, landing in self._landings.items():
             if now - landing.heard_at >= stall_s or now - landing.begun_at >= attempt_s:
                 late.append((request_id, "prefill_stalled", f"{landing.prefill_worker} went silent"))
@@ -235,9 +256,19 @@ class Handoffs:
 
     def next_deadline(self) -> float:
         """When `expire` has something to do at the earliest."""
-        stall_s = self._settings.stall_timeout_s
+        stall_s = self.settings.stall_timeout_s
         stalls = (landing.heard_at + stall_s for landing in self._landings.values())
-        return min((*self._unclaimed.values(), *stalls), default=math.inf)
+        begins = (job.deadline for job in self._unclaimed.values())
+        return min((*begins, *stalls), default=math.inf)
+
+    def assert_empty(self) -> None:
+        """Raises Internal unless nothing is under way and every landing slot is free."""
+        self._ring.check_integrity()
+        if self._unclaimed or self._landings or self._reads or self._ring.audit().taken:
+            raise Internal(
+                f"left: {len(self._unclaimed)} jobs, {len(self._landings)} attempts, "
+                f"{len(self._reads)} reads, {self._ring.audit().taken} landing slots"
+            )
 
     def _refusal(self, request: DecodeRequest | None, message: BeginAsked) -> FailureInfo | None:
         if request is None or not (

@@ -2,6 +2,7 @@
 
 messages ─▶ brain      ended reads ─▶ digest of our copy ─▶ brain ─▶ unpack
 plan ─▶ run ─▶ commit  effects ─▶ new reads, and one batch to the I/O process
+idle ─▶ links are measured when asked, and the books are checked
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ from diptych.engine.memory import allocate
 from diptych.engine.open import open_runner
 from diptych.engine.settings import EngineSettings
 from diptych.worker.channel import ChannelSettings, open_kv_channel
+from diptych.worker.integrity import IdleCheck
 from services.decode.admission import DecodeSettings
 from services.decode.effects import Effects, ReadKey, StartRead
 from services.decode.handoffs import Handoffs, HandoffSettings
-from services.decode.messages import DecodeInbox, DecodeOutbox
+from services.decode.held import held_by
+from services.decode.messages import DecodeInbox, DecodeOutbox, ProbeDone
+from services.decode.probes import Probes
 from services.decode.scheduler import DecodeScheduler
 
 
@@ -72,6 +76,9 @@ class DecodeLoop:
             runner.layout, self._pools, self._handoffs, _decode_settings(settings, runner)
         )
         self._reads: dict[ReadKey, tuple[StartRead, Read]] = {}
+        self._probes = Probes(channel, mailbox.wake)
+        self._probed: list[ProbeDone] = []
+        self.idle_check = IdleCheck(self._scheduler.assert_empty, self._num_owned)
         self._num_tokens = 0
         self._told_at = 0.0
         self._runnable = False
@@ -85,7 +92,14 @@ class DecodeLoop:
         self._runnable = bool(plan.steps)
         if plan.steps:
             self._run(plan)
+        self._probed = self._probes.turn(busy=not self.is_idle)
+        self.idle_check.turn(self.is_idle, self._clock())
         self._perform(self._scheduler.take_effects())
+
+    @property
+    def is_idle(self) -> bool:
+        """No request is live, and no read of a former one is in flight."""
+        return not self._scheduler.live and not self._reads
 
     @property
     def runnable(self) -> bool:
@@ -143,6 +157,8 @@ class DecodeLoop:
             scheduler.job_unposted(request_id)
         for cancel in inbox.cancels:
             scheduler.cancel(cancel, now)
+        for probe in inbox.probes:
+            self._probes.ask(probe)
         if inbox.drop_cache:
             self._pools.drop_cache()
 
@@ -177,10 +193,10 @@ class DecodeLoop:
         load = self.load() if now - self._told_at >= IDLE_S / 2 else None
         outbox = DecodeOutbox(
             None, effects.tokens, effects.begins, effects.posts, effects.withdrawals,
-            effects.chunks_done, effects.ended, load,
+            effects.chunks_done, effects.ended, load, self._probed,
         )  # fmt: skip
         if load or any((outbox.tokens, outbox.begins, outbox.posts, outbox.withdrawals,
-                        outbox.chunks_done, outbox.ended)):  # fmt: skip
+                        outbox.chunks_done, outbox.ended, outbox.probed)):  # fmt: skip
             self._mailbox.send(outbox)
             self._told_at = now if load else self._told_at
 
@@ -200,11 +216,16 @@ class DecodeLoop:
         """How this worker is, derived from its live set."""
         audit, slots = self._pools.audit()[0], self._ring.audit()
         scheduler = self._scheduler
-        return EngineLoad(
+        held, num_held = held_by(scheduler, self._handoffs, self._ring, self._clock())
+        load = EngineLoad(
             scheduler.num_active, scheduler.num_waiting, audit.free, audit.cached, audit.owned, audit.total,
             slots.taken, slots.total, self._num_tokens, scheduler.pace.decode_step_s, 0.0,
-            dict(scheduler.counters + self._handoffs.counters),
+            dict(scheduler.counters + self._handoffs.counters), held, num_held,
         )  # fmt: skip
+        return self.idle_check.told(load)
+
+    def _num_owned(self) -> int:
+        return sum(audit.owned for audit in self._pools.audit()) + self._ring.audit().taken
 
 
 def _decode_settings(settings: LoopSettings, runner: Runner) -> DecodeSettings:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from diptych.domain.engine_report import EngineLoad, EngineReady, FailureInfo
-from diptych.domain.ids import Attempt, RequestId, WorkerId
-from diptych.domain.ports import RemotePiece
+from diptych.domain.ids import Attempt, Epoch, RequestId, WorkerId
+from diptych.domain.ports import Region, RemotePiece
 from diptych.domain.sampling import SamplingParams
 
 NO_ATTEMPT = Attempt(0)
@@ -44,6 +44,8 @@ class BeginAsked:
     request_id: RequestId
     prefill_worker: WorkerId
     fingerprint: str
+    too_slow: bool = False
+    """Whether nothing may be read from it: its link is past the bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,18 @@ class Surroundings:
 
     num_prefill_workers: int
     store_available: bool
+    num_too_slow: int = 0
+    """Prefill workers beside those, whose links must not be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeAsked:
+    """Measure the way to a peer by reading its probe region; `large`: the bandwidth as well."""
+
+    worker_id: WorkerId
+    epoch: Epoch
+    region: Region
+    large: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +129,7 @@ class DecodeInbox:
     cancels: list[Cancel] = field(default_factory=list)
     drop_cache: list[bool] = field(default_factory=list)
     """Not empty: forget cached prefixes."""
+    probes: list[ProbeAsked] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +226,18 @@ class AttemptEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeDone:
+    """What a round of probing gave: seconds of each small read, bytes a second of the large one (0: none).
+    Nothing at all: there was no time for it."""
+
+    worker_id: WorkerId
+    epoch: Epoch
+    rtts: list[float] = field(default_factory=list)
+    bytes_per_s: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeOutbox:
     """What the engine says after one turn."""
 
@@ -222,3 +249,4 @@ class DecodeOutbox:
     chunks_done: list[ChunkDone] = field(default_factory=list)
     ended: list[AttemptEnded] = field(default_factory=list)
     load: EngineLoad | None = None
+    probed: list[ProbeDone] = field(default_factory=list)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from typing import Final
 
+from diptych.domain.errors import InvalidField
+from diptych.domain.ids import RequestId
 from diptych.domain.sampling import SamplingParams
 from diptych.text.output import OutputText
 from diptych.text.stops import StopStrings
@@ -19,20 +23,30 @@ _REASONS = {
 }
 _PATHS = {"local": common_pb2.PREFILL_PATH_LOCAL, "disaggregated": common_pb2.PREFILL_PATH_DISAGGREGATED}
 
+REPLAY_TOKENS: Final = 1024
+"""Most tokens in one message of a replay: some 130 KB, were every token a long run of spaces."""
+
 
 class Output:
-    """Turns what the engine says of one request into deltas.
+    """Turns what the engine says of one request into deltas, and keeps it for whoever attaches later.
 
     A stop string is found here, after the engine has drawn the token that completed it: the text ends before
     it, later tokens are dropped, and `stopped` tells the worker to end the request.
+
+    Kept is each token with the text that it brought out, and the text that came with the last word. So a
+    client that has the first n tokens, and with them the text that they brought out, gets exactly the rest.
     """
 
-    __slots__ = ("_index", "_text", "stopped")
+    __slots__ = ("_tail", "_text", "_texts", "finish", "stopped", "tokens")
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, given: Sequence[int]) -> None:
-        self._index = len(given)
-        self._text = OutputText.resume(tokenizer, params.stop, given)
+        self.tokens = array("I", given)
+        """All output, `given` and since."""
         self.stopped = ""
+        self.finish: common_pb2.Finish | None = None
+        self._text = OutputText(tokenizer, params.stop)
+        self._texts = [self._text.push(token)[0] for token in given]
+        self._tail = ""
 
     @staticmethod
     def stop_in(tokenizer: Tokenizer, params: SamplingParams, given: Sequence[int]) -> str:
@@ -44,43 +58,67 @@ class Output:
 
     def delta(self, out: TokensOut, worker_id: str) -> decode_pb2.Delta | None:
         """What the router is to hear of a step; None when it is nothing."""
-        delta = decode_pb2.Delta(request_id=out.request_id, index=self._index)
+        delta = decode_pb2.Delta(request_id=out.request_id, index=len(self.tokens))
         if not self.stopped:
+            texts = self._push(out)
             delta.tokens.extend(out.tokens)
-            delta.text = self._push(out)
-            self._index += len(out.tokens)
+            delta.text = "".join(texts)
+            self.tokens.extend(out.tokens)
+            self._texts.extend(texts)
         if out.finish is not None:
-            self._finish(delta, out.finish, worker_id)
+            self._end(out.finish, worker_id)
+            delta.text += self._tail
+            delta.finish.CopyFrom(self.finish)
         elif not delta.tokens:
             return None
         return delta
 
-    def _push(self, out: TokensOut) -> str:
-        pieces = []
-        for token in out.tokens:
-            if out.finish is not None and out.finish.reason == "stop":
-                break  # the token that ended the request is not text
-            text, stop = self._text.push(token)
-            pieces.append(text)
-            if stop is not None:
-                self.stopped = stop
-                break
-        return "".join(pieces)
+    def replay(self, request_id: RequestId, start: int) -> list[decode_pb2.Delta]:
+        """What came from output `start` on, the last word included, in messages of bounded size.
 
-    def _finish(self, delta: decode_pb2.Delta, finish: FinishInfo, worker_id: str) -> None:
+        Raises InvalidField where there is no output `start` yet, and none comes next.
+        """
+        num_tokens = len(self.tokens)
+        if start > num_tokens:
+            raise InvalidField("next_index", f"is {start}, there are {num_tokens} tokens")
+        cuts = range(start, num_tokens, REPLAY_TOKENS)
+        deltas = [
+            decode_pb2.Delta(
+                request_id=request_id,
+                index=cut,
+                tokens=self.tokens[cut : cut + REPLAY_TOKENS],
+                text="".join(self._texts[cut : cut + REPLAY_TOKENS]),
+            )
+            for cut in cuts
+        ]
+        if self.finish is not None:
+            deltas = deltas or [decode_pb2.Delta(request_id=request_id, index=num_tokens)]
+            deltas[-1].text += self._tail
+            deltas[-1].finish.CopyFrom(self.finish)
+        return deltas
+
+    def _push(self, out: TokensOut) -> list[str]:
+        """The text that each token brings out."""
+        # The token that ended the request is not text.
+        is_text = out.finish is None or out.finish.reason != "stop"
+        texts = []
+        for token in out.tokens:
+            text, stop = self._text.push(token) if is_text and not self.stopped else ("", None)
+            texts.append(text)
+            self.stopped = self.stopped or stop or ""
+        return texts
+
+    def _end(self, finish: FinishInfo, worker_id: str) -> None:
         if not self.stopped and finish.reason in ("stop", "length"):
-            text, stop = self._text.flush()
-            delta.text += text
+            self._tail, stop = self._text.flush()
             self.stopped = stop or ""
         reason = "stop" if self.stopped else finish.reason
-        delta.finish.CopyFrom(
-            common_pb2.Finish(
-                reason=_REASONS[reason], stop=self.stopped, trail=trail_message(finish, worker_id)
-            )
+        self.finish = common_pb2.Finish(
+            reason=_REASONS[reason], stop=self.stopped, trail=trail_message(finish, worker_id)
         )
         if finish.failure is not None:
             failure = finish.failure
-            delta.finish.failure.CopyFrom(
+            self.finish.failure.CopyFrom(
                 common_pb2.Failure(kind=failure.kind, message=failure.message, retry=failure.retry)
             )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from diptych.domain.engine_report import FailureInfo
 from diptych.domain.errors import Internal, PeerError
@@ -42,8 +42,11 @@ from services.decode.request import DecodeRequest
 
 _LOSSES = {"PeerLost": "prefill_lost", "TooLarge": "prefill_too_small"}
 _WORTH_ANOTHER = frozenset(
-    {"prefill_lost", "prefill_stalled", "prefill_failed", "transfer_failed", "digest_wrong", "superseded"}
-)
+    {
+        "prefill_lost", "prefill_stalled", "prefill_failed", "transfer_failed", "digest_wrong", "superseded",
+        "link_too_slow",
+    }
+)  # fmt: skip
 """Losses after which another prefill worker is asked, once; after any other the prompt is prefilled here."""
 
 
@@ -77,9 +80,9 @@ class DecodeScheduler:
         return effects
 
     @property
-    def has_work(self) -> bool:
-        """Whether the next plan may have steps without another event."""
-        return bool(self._active)
+    def live(self) -> Mapping[RequestId, DecodeRequest]:
+        """All requests that have not ended, in the order in which they came."""
+        return self._live
 
     @property
     def num_waiting(self) -> int:
@@ -118,11 +121,14 @@ class DecodeScheduler:
         """How the world looks now. With the last prefill worker gone its jobs need not wait any longer."""
         self._surroundings = surroundings
         if surroundings.num_prefill_workers == 0:
-            for lost in self._handoffs.abandon_unclaimed():
+            for lost in self._handoffs.abandon_unclaimed(admission.no_prefill_reason(surroundings)):
                 self._settle(lost)
 
     def begin(self, message: BeginAsked, now: float) -> None:
         """A prefill worker asks for a job that it claimed."""
+        if message.too_slow:
+            self._settle(self._handoffs.refuse_slow(message))
+            return
         request = self._live.get(message.request_id)
         banned = list(request.banned(self._settings.eos_ids)) if request else []
         if self._handoffs.begin(request, message, banned, now) and request is not None:
@@ -200,8 +206,9 @@ class DecodeScheduler:
     def assert_empty(self) -> None:
         """Raises Internal unless nothing is left of any request."""
         self._pools.check_integrity([])
-        if self._live or self._waiting or self._active or self._handoffs.num_reads:
-            raise Internal(f"left: {list(self._live)}, {self._handoffs.num_reads} reads")
+        self._handoffs.assert_empty()
+        if self._live or self._waiting or self._active:
+            raise Internal(f"left: {list(self._live)}")
 
     def check_integrity(self) -> None:
         """Raises Internal unless the live requests own exactly the blocks that are owned."""
@@ -236,7 +243,7 @@ class DecodeScheduler:
             request.advance(DecodeEvent.ASK_PREFILL)
             self._handoffs.post(request, now)
             return
-        if local in ("no_prefill_worker", "store_unavailable") and local not in costs.fallbacks:
+        if local in admission.FALLBACKS and local not in costs.fallbacks:
             self._count_fallback(request, local)
         costs.started_at = now
         request.advance(DecodeEvent.PREFILL_LOCALLY)

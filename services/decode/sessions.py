@@ -2,8 +2,8 @@
 
     SessionHello ─▶ welcome     Submit (+ pieces) ─▶ engine     engine step ─▶ one message a session
 
-A session owns its requests: when it ends, they are cancelled. It is ended when its router goes silent, and
-when its outgoing queue grows past a bound (the router has stopped reading).
+A session has its requests until it ends; `deliveries` says what becomes of them then. It is ended when its
+router goes silent, and when its outgoing queue grows past a bound (the router has stopped reading).
 """
 
 from __future__ import annotations
@@ -24,18 +24,24 @@ MAX_QUEUED = 4096
 class RouterSession:
     """One router's stream: what is to be sent, and whose requests they are."""
 
-    def __init__(self, router_id: str) -> None:
-        self.router_id = router_id
+    def __init__(self, router_id: str, router_epoch: int) -> None:
+        self.router = (router_id, router_epoch)
+        """This very start of it."""
         self.requests: set[RequestId] = set()
+        """Those that have not ended."""
         self._queue: asyncio.Queue[decode_pb2.SessionResponse | None] = asyncio.Queue()
         self._assembly: dict[RequestId, Assembly] = {}
 
     def send(self, deltas: Iterable[decode_pb2.Delta]) -> None:
-        """Queues one message. A router that has stopped reading is given up."""
+        """Queues one step's message. A router that has stopped reading is given up."""
+        self.put(decode_pb2.SessionResponse(deltas=deltas))
+
+    def put(self, response: decode_pb2.SessionResponse) -> None:
+        """As `send`, for a message of any kind."""
         if self._queue.qsize() >= MAX_QUEUED:
             self.close()
             return
-        self._queue.put_nowait(decode_pb2.SessionResponse(deltas=deltas))
+        self._queue.put_nowait(response)
 
     def close(self) -> None:
         self._queue.put_nowait(None)

@@ -15,7 +15,7 @@ from itertools import count
 from diptych.domain.engine_report import EngineLoad, EngineReady
 from diptych.domain.errors import DiptychError, Draining, InvalidField, PeerLost, Stale, named_error
 from diptych.domain.ids import Attempt, Cell, Epoch, RequestId, Tenant, WorkerId
-from diptych.domain.records import RequestRecord, Role
+from diptych.domain.records import Link, RequestRecord, Role, WorkerRecord
 from diptych.engine.process import Batch, EngineProcess
 from diptych.rpc.dial import Dialer
 from diptych.rpc.params import params_from_proto
@@ -29,6 +29,7 @@ from diptych.worker.service import checked_ready
 from services.decode.attempts import AttemptStreams, Source
 from services.decode.config import DecodeServiceSettings
 from services.decode.jobs import JobBoard
+from services.decode.link_watch import LinkWatch
 from services.decode.messages import (
     BeginAnswer,
     BeginAsked,
@@ -63,6 +64,7 @@ class DecodeWorker:
         self.load = EngineLoad(0, 0, 0, 0, 0, 0, 0, 0)
         self.heard_at = 0.0
         self.streams = AttemptStreams()
+        self.link_watch = LinkWatch(settings.link_bound, self._prefill_workers, lambda: self.ready.channel)
         self._settings = settings
         self._engine = engine
         self._tokenizer = tokenizer
@@ -188,6 +190,7 @@ class DecodeWorker:
                     RequestId(request.request_id),
                     WorkerId(request.prefill_worker),
                     request.fingerprint,
+                    self.link_watch.refuses((WorkerId(request.prefill_worker), Epoch(request.prefill_epoch))),
                 )
             )
             async with asyncio.timeout(BEGIN_TIMEOUT_S):
@@ -206,18 +209,31 @@ class DecodeWorker:
         """Tells the engine whether there is anybody to prefill, and a bus to ask them on."""
         told = None
         while self._membership is not None:
-            now = Surroundings(self.num_prefill_workers, self._membership.available)
+            usable, known = self.num_prefill_workers, len(self._prefill_workers())
+            now = Surroundings(usable, self._membership.available, known - usable)
             if now != told:
                 told = now
                 self.inbox.surroundings.append(now)
+            if (probe := self.link_watch.ask()) is not None:
+                self.inbox.probes.append(probe)
             await asyncio.sleep(LOOK_S)
 
     @property
     def num_prefill_workers(self) -> int:
         """Those that a prompt could be handed to."""
+        refuses = self.link_watch.refuses
+        return sum(not refuses((peer.worker_id, peer.epoch)) for peer in self._prefill_workers())
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """To the prefill workers; those that the registry is told of."""
+        return self.link_watch.told()
+
+    def _prefill_workers(self) -> list[WorkerRecord]:
+        """Those of our cell and layout, however far away."""
         peers = self._membership.peers(Role.PREFILL) if self._membership else ()
         cell, fingerprint = self._settings.cell, self.ready.fingerprint
-        return sum(peer.cell == cell and peer.fingerprint == fingerprint for peer in peers)
+        return [peer for peer in peers if peer.cell == cell and peer.fingerprint == fingerprint]
 
     def _submit(self, session: RouterSession, whole: Assembly) -> None:
         submit = whole.submit
@@ -257,6 +273,8 @@ class DecodeWorker:
     def _spread(self, outbox: DecodeOutbox) -> None:
         if outbox.load is not None:
             self.load = outbox.load
+        for measured in outbox.probed:
+            self.link_watch.measured(measured)
         self._spread_tokens(outbox.tokens)
         for begun in outbox.begins:
             waiting = self._begins.get(begun.ticket)

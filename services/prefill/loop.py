@@ -25,11 +25,15 @@ from diptych.engine.memory import allocate
 from diptych.engine.open import open_runner
 from diptych.engine.settings import EngineSettings
 from diptych.worker.channel import ChannelSettings, open_kv_channel
+from diptych.worker.integrity import IdleCheck
+from services.prefill.held import held_by
 from services.prefill.messages import AttemptKey, ChunkAnnounced, PrefillInbox, PrefillOutbox
 from services.prefill.scheduler import Borrow, PrefillScheduler, PrefillSettings
 from services.prefill.sources import SourceKey, Sources
 
 BORROW_TIMEOUT_S = 5.0
+PROBE_BYTES = 1 << 20
+"""Zeros that decode workers read to measure the way here: about as much as a chunk of a small model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +70,18 @@ class PrefillLoop:
         self._send_arena = allocate(sending.num_bytes)
         self._landing_arena = allocate(landing.num_bytes)
         self._region = self._channel.register(self._send_arena)
+        self._probe_region = self._channel.register(allocate(PROBE_BYTES))
         self._pools = KvPools([BlockPool(n, runner.block_tokens) for n in runner.num_blocks])
+        self._sources = Sources(sending, settings.lease_s)
         self._scheduler = PrefillScheduler(
             self._pools,
-            Sources(sending, settings.lease_s),
+            self._sources,
             landing,
             PrefillSettings(
                 runner.layout.fingerprint, runner.max_context, offer_chunks=settings.offer_chunks
             ),
         )
+        self.idle_check = IdleCheck(self._scheduler.check_idle, self._num_owned)
         self._borrows: list[tuple[Borrow, Read]] = []
         self._unread: list[PrefillInbox] = []
         self._announced: list[ChunkAnnounced] = []
@@ -96,6 +103,7 @@ class PrefillLoop:
         if plan.steps:
             self._run(plan)
         self._pack()
+        self.idle_check.turn(not self._scheduler.num_jobs and not self._borrows, self._clock())
         self._report()
 
     @property
@@ -126,6 +134,7 @@ class PrefillLoop:
         ready = EngineReady(
             self._runner.layout.model, self._runner.layout.fingerprint, self._channel.kind,
             self._region.address, self._runner.max_context, self._runner.vocab_size, self._pools.total_tokens,
+            self._probe_region.key, self._probe_region.num_bytes,
         )  # fmt: skip
         self._mailbox.send(PrefillOutbox(ready=ready, load=self._load()))
 
@@ -211,10 +220,16 @@ class PrefillLoop:
     def _load(self) -> EngineLoad:
         audit, slots = self._pools.audit()[0], self._rings[0].audit()
         queued = self._scheduler.num_queued
-        return EngineLoad(
+        held, num_held = held_by(self._scheduler, self._sources, self._rings[1], self._clock())
+        load = EngineLoad(
             self._scheduler.num_jobs - queued, queued, audit.free, audit.cached, audit.owned, audit.total,
             slots.taken, slots.total, self._num_tokens, counters=dict(self._scheduler.counters),
+            held=held, num_held=num_held,
         )  # fmt: skip
+        return self.idle_check.told(load)
+
+    def _num_owned(self) -> int:
+        return sum(audit.owned for audit in self._pools.audit()) + self._rings[1].audit().taken
 
 
 def _open(settings: LoopSettings, mailbox: Mailbox[PrefillInbox]) -> PrefillLoop:

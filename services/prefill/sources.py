@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from diptych.domain.errors import Internal
 from diptych.domain.slots import Slot, SlotRing
 from services.prefill.messages import AttemptKey
 
@@ -62,6 +63,19 @@ class Sources:
     def read_by(self, key: AttemptKey, reader: str) -> bool:
         """Whether `reader` still has chunks of this attempt to read."""
         return any(name[0] == key and reader in source.readers for name, source in self._sources.items())
+
+    def readers(self, key: AttemptKey, index: int) -> list[str]:
+        """Who still reads a chunk. Nobody: it should not be there."""
+        source = self._sources.get((key, index))
+        return sorted(source.readers) if source else []
+
+    def check_integrity(self) -> None:
+        """Raises Internal unless exactly the chunks that somebody reads have a slot."""
+        self._ring.check_integrity()
+        if {slot.owner for slot in self._ring.taken} != self._sources.keys():
+            raise Internal("the slots of the send ring and the chunks that are read do not mirror each other")
+        if not all(source.readers for source in self._sources.values()):
+            raise Internal("a chunk has a slot and no reader")
 
     def expire(self, now: float) -> set[AttemptKey]:
         """Closes what outlived its lease. Returns the attempts whose decode worker had not read

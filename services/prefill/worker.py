@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from diptych.domain.engine_report import EngineLoad, EngineReady
 from diptych.domain.errors import DiptychError, StoreUnavailable
 from diptych.domain.ids import BlockHash, Cell, Epoch, WorkerId
-from diptych.domain.records import ClaimedJob, PrefillJob
+from diptych.domain.records import ClaimedJob, Link, PrefillJob
 from diptych.engine.process import Batch, EngineProcess
 from diptych.rpc.chunks import CacheClient
 from diptych.rpc.dial import Dialer
@@ -57,6 +57,9 @@ LIVELY_S = 5.0
 
 class PrefillWorker:
     """See the module. Belongs to one event loop."""
+
+    links: tuple[Link, ...] = ()
+    """It reads from nobody whose link it watches."""
 
     def __init__(
         self,

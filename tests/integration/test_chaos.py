@@ -40,15 +40,11 @@ def run_chaos(folder: Path, num_tokens: int, times: int, *arguments: str, **envi
         with Load(up.router, asked, num_clients=4) as load:
             done = disturb(up, WORKERS, times, SEED)
         outcome = load.outcome
-        print(
-            f"{len(outcome.answers)} answers, {outcome.num_resumed} resumed, {outcome.fallbacks}",
-            *done,
-            sep="\n",
-        )
-        assert outcome.errors == []
-        assert outcome.gaps == []
+        story = "\n".join([f"{outcome.num_resumed} resumed, {outcome.fallbacks}", *done])
+        assert outcome.errors == [], story
+        assert outcome.gaps == [], story
         wrong = [q for q, a in zip(outcome.asked, outcome.answers, strict=True) if a != expected[q]]
-        assert wrong == []
+        assert wrong == [], story
         assert len(outcome.answers) >= 4
         with Client(up.router, timeout_s=60.0) as client:
             workers = [w for w in client.status().workers if not w.worker_id.startswith(("router", "cache"))]
@@ -58,3 +54,8 @@ def run_chaos(folder: Path, num_tokens: int, times: int, *arguments: str, **envi
 
 def test_the_toy_model_survives_anything(tmp_path: Path) -> None:
     run_chaos(tmp_path, 40, NUM_DISTURBANCES, DIPTYCH_TOY_STEP_DELAY_S="0.02")
+
+
+@pytest.mark.engine
+def test_the_real_model_survives_anything(tmp_path: Path) -> None:
+    run_chaos(tmp_path, 10, NUM_DISTURBANCES, "--model", "smollm2-135m", "--profile", "exact")
