@@ -30,15 +30,16 @@ RUN python3 -m venv --without-pip /opt/diptych \
 
 FROM tools AS worker-venv
 # This venv keeps its pip: the default model is fetched with it.
-# Away with torch's tests, headers and symbols, and with the test suites of what it brings along: a third of all.
+# Away with torch's tests and headers, with symbols, and with the test suites of what it brings along: a third of all.
 RUN python3 -m venv /opt/diptych \
  && /opt/diptych/bin/pip install -q -r light.txt -r engine.txt -c constraints.txt \
  && cd /opt/diptych/lib/python3*/site-packages \
  && rm -rf torch/test torch/include torch/share/cmake torch/lib/*.a \
  && find torch/bin -type f ! -name torch_shm_manager -delete \
  && find torch -name '*.pyi' -delete \
- && find numpy sympy networkx mpmath -name tests -type d -prune -exec rm -rf {} + \
- && find . -name 'libtorch_*.so' -exec strip --strip-unneeded {} +
+ && find . -regextype egrep -regex '\./(numpy|numba|sympy|networkx|mpmath)(/.*)?/tests' -type d -prune -exec rm -rf {} + \
+ && find . -regextype egrep -regex '.*/(libtorch_cpu|libtorch_python|libllvmlite)\.so' -exec strip --strip-unneeded {} + \
+ && /opt/diptych/bin/python -c 'import torch'
 
 FROM tools AS code
 RUN python3 -m venv /opt/diptych
@@ -50,7 +51,7 @@ RUN /opt/diptych/bin/pip install -q --no-deps --prefix /code . -c constraints.tx
 # --- what runs --------------------------------------------------------------------------------------------------------
 FROM ${PYTHON_IMAGE} AS runtime
 RUN useradd --uid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin diptych \
- && install -d -o diptych -g diptych /models
+ && install -d -o diptych -g diptych /models /models/kernels
 COPY deploy/image/entry.sh /usr/local/bin/diptych-entry
 ENV PATH=/opt/diptych/bin:$PATH PYTHONUNBUFFERED=1 DIPTYCH_CACHE=/models HF_HOME=/models/huggingface
 USER diptych

@@ -33,7 +33,7 @@ LEAST_PYTHON: Final = (3, 11)
 LEAST_MEMORY_BYTES: Final = 3 << 30
 """Two workers with the default model, its KV pools and the rest."""
 ALLOCATOR: Final = "tcmalloc_minimal"
-PORT: Final = 50051
+PORT: Final = 7400
 """Where `docker compose up` publishes the router."""
 PROBE_S: Final = 60.0
 PIN: Final = re.compile(r"""([\w.-]+)==([^\s;]+)(?:\s*;\s*extra\s*==\s*['"](\w+)['"])?""")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
@@ -17,9 +17,9 @@ from diptych.cli.checks import Finding, State
 SHOWN: Final = {State.OK: "[green]ok[/]", State.LACKS: "[yellow]lacks[/]", State.BROKEN: "[red]broken[/]"}
 
 
-def examine(all_checks: Iterable[Callable[[], Finding]] = checks.ALL) -> list[Finding]:
-    """Runs every check, one after the other: together they would measure each other."""
-    return [check() for check in all_checks]
+def examine() -> list[Finding]:
+    """Runs every check."""
+    return [check() for check in checks.ALL]
 
 
 def print_findings(console: Console, findings: Sequence[Finding]) -> None:
@@ -38,8 +38,8 @@ def verdict(findings: Sequence[Finding]) -> str:
     names = [finding.name for finding in findings if finding.state is State.BROKEN]
     if names:
         return f"Diptych can't run here: {', '.join(names)}"
-    num_lacks = sum(finding.state is State.LACKS for finding in findings)
-    return f"Diptych runs here; {num_lacks} things could be better" if num_lacks else "Diptych runs here"
+    lacks = [finding.name for finding in findings if finding.state is State.LACKS]
+    return "Diptych runs here" + (f"; what could be better: {', '.join(lacks)}" if lacks else "")
 
 
 def findings_json(findings: Sequence[Finding]) -> str:

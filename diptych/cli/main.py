@@ -163,6 +163,49 @@ def models(router: Router = "") -> None:
 
 
 @app.command()
+def audit(
+    router: Router = "",
+    redis_url: Annotated[
+        str, typer.Option(help="the store; else DIPTYCH_REDIS_URL, REDIS_URL, or that of the running `up`")
+    ] = "",
+    shard: Annotated[str, typer.Option(help="prefix of all keys in the store")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False,
+) -> None:
+    """Show what every process and the store hold. Exit status 1 where something should not be there."""
+    import asyncio
+
+    from diptych.cli import audit as auditing
+    from diptych.cli.census import find_place
+
+    place = find_place(router, redis_url, shard)
+    census, found = asyncio.run(auditing.examine(place))
+    if as_json:
+        print(auditing.audit_json(census, found))
+    else:
+        auditing.print_audit(out, census, found)
+    if found:
+        raise typer.Exit(1)
+
+
+@app.command()
+def net(
+    router: Router = "",
+    as_json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False,
+) -> None:
+    """Show how far decode workers are from prefill workers: round trip and bandwidth of the KV channel."""
+    import asyncio
+
+    from diptych.cli import net as links
+    from diptych.cli.census import find_place, take
+
+    census = asyncio.run(take(find_place(router, "", ""), with_store=False))
+    if as_json:
+        print(links.links_json(census.members))
+    else:
+        out.print(links.links_table(census.members))
+
+
+@app.command()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False,
 ) -> None:

@@ -18,7 +18,8 @@ def run_up(options: UpOptions) -> None:
     with LeaveSignals() as leave, assembled(options) as cluster:
         try:
             cluster.start(LineView(out).note, leave.asked)
-            with whereabouts.announced(cluster.router) as problem:
+            store = options.redis_url or next(m.address for m in cluster.members if m.role == "store")
+            with whereabouts.announced(cluster.router, store, options.shard) as problem:
                 _watch(cluster, leave, problem)
         except Cancelled:
             pass  # stopped before it was ready: that is no failure

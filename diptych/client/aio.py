@@ -2,58 +2,104 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
-import grpc
-
+from diptych.client.aio_routers import AsyncRouters
+from diptych.client.course import Course
 from diptych.client.requests import Message, Options, build_request
-from diptych.client.values import ModelInfo, Piece, RouterStatus, read_models, read_piece, read_status
-from diptych.domain.errors import PeerLost
-from diptych.rpc.dial import Dialer
+from diptych.client.values import ModelInfo, Piece, RouterStatus, read_models, read_status
+from diptych.domain.errors import DiptychError, PeerLost
 from diptych.rpc.status import domain_errors
 from diptych.rpc.tls import TlsSettings
 from diptych.v1 import router_pb2
-from diptych.v1.router_pb2_grpc import RouterStub
+
+if TYPE_CHECKING:
+    from diptych.v1.router_pb2_grpc import RouterAsyncStub
 
 
 class AsyncGeneration:
-    """The pieces of one answer, as they come. Closing it, or leaving its `async with`, cancels the rest."""
+    """The pieces of one answer, as they come. Closing it, or leaving its `async with`, cancels the rest.
+
+    It outlives its router as `Generation` does.
+    """
 
     def __init__(
-        self, call: grpc.aio.UnaryStreamCall[router_pb2.GenerateRequest, router_pb2.GenerateResponse]
+        self, routers: AsyncRouters, request: router_pb2.GenerateRequest, timeout_s: float, reattach_s: float
     ) -> None:
-        self._call = call
-        self._messages = aiter(call)
+        self._routers = routers
+        self._request = request
+        self._deadline = time.monotonic() + timeout_s
+        self._course = Course(request.tenant, len(routers.addresses), reattach_s)
         self._ended = False
-        self.request_id = ""
+        self._begun = asyncio.ensure_future(routers.generate(request, timeout_s))
+        """The call, and the address of its router. Several may have to be tried."""
+
+    @property
+    def request_id(self) -> str:
         """The router's name for the request; empty until the first piece."""
+        return self._course.request_id
+
+    @property
+    def num_reattached(self) -> int:
+        """How often the stream has gone on at another router, or at another start of one."""
+        return self._course.num_reattached
 
     def __aiter__(self) -> AsyncIterator[Piece]:
         return self
 
     async def __anext__(self) -> Piece:
-        if self._ended:
-            raise StopAsyncIteration
         try:
-            with domain_errors():
-                message = await anext(self._messages, None)
-            if message is None:
-                raise PeerLost("the router ended the stream before its last message")
-            piece = read_piece(message)
+            while not self._ended:
+                piece = self._course.take(await self._next_message())
+                if piece is not None:
+                    self._ended = piece.finish is not None
+                    return piece
         except BaseException:
             self.close()
             raise
-        self.request_id = piece.request_id
-        self._ended = piece.finish is not None
-        return piece
+        raise StopAsyncIteration
+
+    async def _next_message(self) -> router_pb2.GenerateResponse:
+        while True:
+            try:
+                with domain_errors():
+                    message = await (await self._begun)[1].read()
+                if isinstance(message, router_pb2.GenerateResponse):
+                    return message
+                raise PeerLost("the router ended the stream before its last message")
+            except DiptychError as error:
+                await self._call_again(error)
+
+    async def _call_again(self, error: DiptychError) -> None:
+        """After the call has ended with `error`; raises what ends the stream."""
+        if self._ended or self._routers.closed:
+            raise error
+        address, call = await self._begun
+        self._course.learn_from(await call.initial_metadata())
+        now = time.monotonic()
+        again = self._course.after_loss(error, now)
+        self._routers.addresses.leave(address)
+        await asyncio.sleep(again.pause_s)
+        left_s = max(0.0, self._deadline - now)
+        if again.attach:
+            calling = self._routers.attach(self._course.attach_request(), left_s)
+        else:
+            calling = self._routers.generate(self._request, left_s)
+        self._begun = asyncio.ensure_future(calling)
 
     def close(self) -> None:
         """Cancels the request everywhere unless it has ended. Idempotent."""
-        if not self._ended:
-            self._ended = True
-            self._call.cancel()
+        if self._ended:
+            return
+        self._ended = True
+        if self._begun.done() and not self._begun.cancelled():
+            self._begun.result()[1].cancel()
+        else:
+            self._begun.cancel()
 
     async def __aenter__(self) -> Self:
         return self
@@ -65,18 +111,29 @@ class AsyncGeneration:
 
 
 class AsyncClient:
-    """Speaks to one router. Belongs to one event loop; connects at the first call, and again after a loss."""
+    """Speaks to one router at a time. Belongs to one event loop; connects at the first call, and again after
+    a loss."""
 
     def __init__(
-        self, address: str, *, tenant: str = "", timeout_s: float = 600.0, tls: TlsSettings | None = None
+        self,
+        address: str | Sequence[str],
+        *,
+        tenant: str = "",
+        timeout_s: float = 600.0,
+        reattach_s: float = 20.0,
+        tls: TlsSettings | None = None,
     ) -> None:
         """As `Client`."""
-        self.address = address
         self._tenant = tenant
         self._timeout_s = timeout_s
+        self._reattach_s = reattach_s
         self._call_timeout_s = min(timeout_s, 10.0)
-        self._dialer = Dialer(tls)
-        self._router = RouterStub(self._dialer.channel(address))
+        self._routers = AsyncRouters(address, tls)
+
+    @property
+    def address(self) -> str:
+        """The router that is spoken to now."""
+        return self._routers.addresses.current
 
     def generate(
         self,
@@ -90,32 +147,31 @@ class AsyncClient:
         """As `Client.generate`; nothing to await before the first piece."""
         request = build_request(prompt, messages, token_ids, options)
         request.model, request.tenant = model, self._tenant
-        return AsyncGeneration(self._router.Generate(request, timeout=self._timeout_s))
+        return AsyncGeneration(self._routers, request, self._timeout_s, self._reattach_s)
 
     async def cancel(self, request_id: str) -> bool:
         """Ends a request of this tenant everywhere. False: no such live request."""
         request = router_pb2.CancelRequest(request_id=request_id, tenant=self._tenant)
-        with domain_errors():
-            answer = await self._router.Cancel(request, timeout=self._call_timeout_s)
-        return answer.found
+
+        async def cancelled(router: RouterAsyncStub) -> bool:
+            return (await router.Cancel(request, timeout=self._call_timeout_s)).found
+
+        return await self._routers.ask_all(cancelled)
 
     async def status(self) -> RouterStatus:
         """The router, its workers and their load."""
-        with domain_errors():
-            answer = await self._router.Status(router_pb2.StatusRequest(), timeout=self._call_timeout_s)
-        return read_status(answer)
+        request, timeout_s = router_pb2.StatusRequest(), self._call_timeout_s
+        return read_status(await self._routers.ask(lambda router: router.Status(request, timeout=timeout_s)))
 
     async def models(self) -> tuple[ModelInfo, ...]:
         """The models that are served."""
-        with domain_errors():
-            answer = await self._router.ListModels(
-                router_pb2.ListModelsRequest(), timeout=self._call_timeout_s
-            )
+        request, timeout_s = router_pb2.ListModelsRequest(), self._call_timeout_s
+        answer = await self._routers.ask(lambda router: router.ListModels(request, timeout=timeout_s))
         return read_models(answer)
 
     async def close(self) -> None:
         """Ends every call that is under way. Idempotent."""
-        await self._dialer.close()
+        await self._routers.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -2,55 +2,97 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
-import grpc
-
+from diptych.client.course import Course
 from diptych.client.requests import Message, Options, build_request
-from diptych.client.values import ModelInfo, Piece, RouterStatus, read_models, read_piece, read_status
-from diptych.domain.errors import PeerLost
-from diptych.rpc.options import dialling_options
+from diptych.client.routers import Routers
+from diptych.client.values import ModelInfo, Piece, RouterStatus, read_models, read_status
+from diptych.domain.errors import DiptychError, PeerLost
 from diptych.rpc.status import domain_errors
 from diptych.rpc.tls import TlsSettings
 from diptych.v1 import router_pb2
-from diptych.v1.router_pb2_grpc import RouterStub
 
 
 class Generation:
-    """The pieces of one answer, as they come. Closing it, or leaving its `with`, cancels the rest."""
+    """The pieces of one answer, as they come. Closing it, or leaving its `with`, cancels the rest.
 
-    def __init__(self, call: grpc.CallIterator[router_pb2.GenerateResponse]) -> None:
-        self._call = call
-        self._messages = iter(call)
+    When its router dies after it has taken the request, the answer goes on at another, or at the same one
+    started again: no token is lost and none comes twice.
+    """
+
+    def __init__(
+        self, routers: Routers, request: router_pb2.GenerateRequest, timeout_s: float, reattach_s: float
+    ) -> None:
+        self._routers = routers
+        self._request = request
+        self._deadline = time.monotonic() + timeout_s
+        self._course = Course(request.tenant, len(routers.addresses), reattach_s)
+        self._closing = threading.Event()
         self._ended = False
-        self.request_id = ""
+        self._address, self._call = routers.generate(request, timeout_s)
+
+    @property
+    def request_id(self) -> str:
         """The router's name for the request; empty until the first piece."""
+        return self._course.request_id
+
+    @property
+    def num_reattached(self) -> int:
+        """How often the stream has gone on at another router, or at another start of one."""
+        return self._course.num_reattached
 
     def __iter__(self) -> Iterator[Piece]:
         return self
 
     def __next__(self) -> Piece:
-        if self._ended:
-            raise StopIteration
         try:
-            with domain_errors():
-                message = next(self._messages, None)
-            if message is None:
-                raise PeerLost("the router ended the stream before its last message")
-            piece = read_piece(message)
+            while not self._ended:
+                piece = self._course.take(self._next_message())
+                if piece is not None:
+                    self._ended = piece.finish is not None
+                    return piece
         except BaseException:
             self.close()
             raise
-        self.request_id = piece.request_id
-        self._ended = piece.finish is not None
-        return piece
+        raise StopIteration
+
+    def _next_message(self) -> router_pb2.GenerateResponse:
+        while True:
+            try:
+                with domain_errors():
+                    message = next(iter(self._call), None)
+                if message is not None:
+                    return message
+                raise PeerLost("the router ended the stream before its last message")
+            except DiptychError as error:
+                self._call_again(error)
+
+    def _call_again(self, error: DiptychError) -> None:
+        """After the call has ended with `error`; raises what ends the stream."""
+        if self._ended or self._routers.closed:
+            raise error
+        self._course.learn_from(self._call.initial_metadata() or ())
+        now = time.monotonic()
+        again = self._course.after_loss(error, now)
+        self._routers.addresses.leave(self._address)
+        if self._closing.wait(again.pause_s):
+            raise error
+        left_s = max(0.0, self._deadline - now)
+        if again.attach:
+            self._address, self._call = self._routers.attach(self._course.attach_request(), left_s)
+        else:
+            self._address, self._call = self._routers.generate(self._request, left_s)
 
     def close(self) -> None:
         """Cancels the request everywhere unless it has ended. Idempotent."""
         if not self._ended:
             self._ended = True
+            self._closing.set()
             self._call.cancel()  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Self:
@@ -63,21 +105,33 @@ class Generation:
 
 
 class Client:
-    """Speaks to one router. Connects at the first call, and again by itself after a loss."""
+    """Speaks to one router at a time. Connects at the first call, and again by itself after a loss."""
 
     def __init__(
-        self, address: str, *, tenant: str = "", timeout_s: float = 600.0, tls: TlsSettings | None = None
+        self,
+        address: str | Sequence[str],
+        *,
+        tenant: str = "",
+        timeout_s: float = 600.0,
+        reattach_s: float = 20.0,
+        tls: TlsSettings | None = None,
     ) -> None:
-        """`address` is `host:port`. `timeout_s` bounds a whole generation; other calls have 10 s at most.
+        """`address` is `host:port`, or several in a list or separated by commas: routers of one system.
 
-        Raises InvalidField where the certificates cannot be used.
+        `timeout_s` bounds a whole generation; other calls have 10 s at most. `reattach_s` bounds how long a
+        generation may be without a router; 0: it fails with the router that began it. Raises InvalidField
+        where the certificates cannot be used.
         """
-        self.address = address
         self._tenant = tenant
         self._timeout_s = timeout_s
+        self._reattach_s = reattach_s
         self._call_timeout_s = min(timeout_s, 10.0)
-        self._channel = _open_channel(address, tls)
-        self._router = RouterStub(self._channel)
+        self._routers = Routers(address, tls)
+
+    @property
+    def address(self) -> str:
+        """The router that is spoken to now."""
+        return self._routers.addresses.current
 
     def generate(
         self,
@@ -96,28 +150,27 @@ class Client:
         """
         request = build_request(prompt, messages, token_ids, options)
         request.model, request.tenant = model, self._tenant
-        return Generation(self._router.Generate(request, timeout=self._timeout_s))
+        return Generation(self._routers, request, self._timeout_s, self._reattach_s)
 
     def cancel(self, request_id: str) -> bool:
         """Ends a request of this tenant everywhere. False: no such live request."""
         request = router_pb2.CancelRequest(request_id=request_id, tenant=self._tenant)
-        with domain_errors():
-            return self._router.Cancel(request, timeout=self._call_timeout_s).found
+        timeout_s = self._call_timeout_s
+        return self._routers.ask_all(lambda router: router.Cancel(request, timeout=timeout_s).found)
 
     def status(self) -> RouterStatus:
         """The router, its workers and their load."""
-        with domain_errors():
-            return read_status(self._router.Status(router_pb2.StatusRequest(), timeout=self._call_timeout_s))
+        request, timeout_s = router_pb2.StatusRequest(), self._call_timeout_s
+        return read_status(self._routers.ask(lambda router: router.Status(request, timeout=timeout_s)))
 
     def models(self) -> tuple[ModelInfo, ...]:
         """The models that are served."""
-        with domain_errors():
-            answer = self._router.ListModels(router_pb2.ListModelsRequest(), timeout=self._call_timeout_s)
-        return read_models(answer)
+        request, timeout_s = router_pb2.ListModelsRequest(), self._call_timeout_s
+        return read_models(self._routers.ask(lambda router: router.ListModels(request, timeout=timeout_s)))
 
     def close(self) -> None:
         """Ends every call that is under way. Idempotent."""
-        self._channel.close()
+        self._routers.close()
 
     def __enter__(self) -> Self:
         return self
@@ -126,12 +179,3 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _open_channel(address: str, tls: TlsSettings | None) -> grpc.Channel:
-    options = dialling_options()
-    if tls is None:
-        return grpc.insecure_channel(address, options)
-    if tls.server_name:
-        options.append(("grpc.ssl_target_name_override", tls.server_name))
-    return grpc.secure_channel(address, tls.channel_credentials(), options)

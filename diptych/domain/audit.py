@@ -6,8 +6,8 @@ oldest first and at most `MAX_OF_A_KIND` of each kind, together with how many th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass, replace
 from itertools import islice
 
 MAX_OF_A_KIND = 32
@@ -18,9 +18,10 @@ MAX_OF_A_KIND = 32
 class Held:
     """One thing that a process holds.
 
-    `kind` is a word of a closed set: request · session (of a router) · job (on the bus) · attempt (a prefill) ·
-    read (of a chunk) · stream (of an attempt) · chunk (readable by others) · borrow (read from a lender) ·
-    loan (of or to somebody) · fill (a chunk that a cache reads).
+    `kind` is a word of a closed set: request · delivery (a request that the engine does not know) · last word
+    (of an ended request, not acknowledged yet) · job (on the bus) · attempt (a prefill) · read (of a chunk) ·
+    stream (of an attempt) · chunk (readable by others) · borrow (read from a lender) · loan (of or to
+    somebody) · fill (a chunk that a cache reads).
     """
 
     kind: str
@@ -38,11 +39,11 @@ def bounded(*kinds: Iterable[Held]) -> list[Held]:
     return [held for kind in kinds for held in islice(kind, MAX_OF_A_KIND)]
 
 
-def blocks_of(tables: Iterable[list[int]]) -> int:
+def blocks_of(tables: Iterable[Sized]) -> int:
     """Blocks in the tables of all layer groups."""
     return sum(len(table) for table in tables)
 
 
-def held_in(held: Iterable[Held], kind: str) -> Iterator[Held]:
-    """Those of one kind."""
-    return (one for one in held if one.kind == kind)
+def with_owners(held: Iterable[Held], owners: Mapping[str, str]) -> Iterator[Held]:
+    """The same, and for whom, where `owners` knows that by name."""
+    return (one if one.owner else replace(one, owner=owners.get(one.name, "")) for one in held)

@@ -72,7 +72,12 @@ class SlotRing(Generic[Owner]):
         index = self._free.popleft()
         self._generations[index] += 1
         slot = Slot(
-            index, self._generations[index], owner, index * self.slot_bytes, self.slot_bytes, now + lease_s,
+            index,
+            self._generations[index],
+            owner,
+            index * self.slot_bytes,
+            self.slot_bytes,
+            now + lease_s,
             now,
         )
         self._taken[index] = slot

@@ -20,6 +20,7 @@ from diptych.domain.ids import BlockId
 from diptych.domain.plan import StepPlan
 from diptych.engine.pool import GroupPool
 
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
     """`num_rows` rows of the batch, from `row` on: one sequence's positions `start` to `end`."""

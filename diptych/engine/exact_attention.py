@@ -43,7 +43,9 @@ class _Tile:
 def exact(pieces: Sequence[Piece], device: str) -> Attend:
     """An `Attention`; see the module. fp32 queries, keys and values."""
     hidden = _hidden_masks(device)
-    work = [(torch.from_numpy(piece.slots(CONTEXT_TILE)).to(device), _tiles(piece, hidden)) for piece in pieces]
+    work = [
+        (torch.from_numpy(piece.slots(CONTEXT_TILE)).to(device), _tiles(piece, hidden)) for piece in pieces
+    ]
 
     def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         out = torch.zeros_like(queries)  # also for the rows of padding

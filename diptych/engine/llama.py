@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -101,14 +100,19 @@ class Llama:
         return torch.cat(parts)[:num_rows].float()
 
     def _by_tiles(
-        self, part: Callable[[_Layer, Tensor, Tensor | None], Tensor], layer: _Layer, hidden: Tensor, other: Tensor | None
+        self,
+        part: Callable[[_Layer, Tensor, Tensor | None], Tensor],
+        layer: _Layer,
+        hidden: Tensor,
+        other: Tensor | None,
     ) -> Tensor:
         """`part` of the layer, on `row_tile` rows at a time."""
         tile = self.form.row_tile
         if tile is None or tile == len(hidden):
             return part(layer, hidden, other)
-        others = torch.split(other, tile) if other is not None else repeat(None)
-        return torch.cat([part(layer, *rows) for rows in zip(torch.split(hidden, tile), others)])
+        tiles = torch.split(hidden, tile)
+        others = torch.split(other, tile) if other is not None else [None] * len(tiles)
+        return torch.cat([part(layer, *rows) for rows in zip(tiles, others, strict=True)])
 
     def _layer(self, source: WeightSource, index: int) -> _Layer:
         form = self.form

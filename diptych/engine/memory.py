@@ -19,10 +19,15 @@ def allocate(num_bytes: int, device: str = "cpu") -> MemorySpan:
         raise ValueError(f"cannot allocate {num_bytes} bytes")
     if device != "cpu":
         return _allocate_on_device(num_bytes, device)
-    # Private, so that no child shares it by accident; anonymous, so that pages come when touched.
-    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages = anonymous_pages(num_bytes)
     address = ctypes.addressof(ctypes.c_ubyte.from_buffer(pages))
     return MemorySpan(address, num_bytes, "cpu", pages)
+
+
+def anonymous_pages(num_bytes: int) -> mmap.mmap:
+    """Zeroed memory of this process alone. Raises OSError when there is not enough."""
+    # Private, so that no child shares it by accident; anonymous, so that pages come when touched.
+    return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def digest(data: MemorySpan) -> bytes:

@@ -13,6 +13,9 @@ know.
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -45,8 +48,7 @@ class GroupPool:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.keys, self.values = (
-            [torch.zeros(shape, dtype=TORCH_DTYPES[dtype], device=device) for _ in range(group.num_layers)]
-            for _ in range(2)
+            [_zeros(shape, TORCH_DTYPES[dtype], device) for _ in range(group.num_layers)] for _ in range(2)
         )
 
     @property
@@ -116,6 +118,19 @@ class KvPool:
                     part = wire[offset : offset + num_bytes].view(layer.dtype).view(num_tokens, -1)
                     yield layer, slots, part
                     offset += num_bytes
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
+    """On the host: pages that come when touched, so that a large pool opens at once, and huge ones where
+    there are such, so that reading blocks anywhere misses the TLB less."""
+    if device != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_elements = math.prod(shape)
+    pages = memory.anonymous_pages(num_elements * dtype.itemsize)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype, count=num_elements).view(shape)
 
 
 def _bytes_of(span: MemorySpan) -> Tensor:

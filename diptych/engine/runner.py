@@ -1,8 +1,7 @@
-"""The runner of real models: weights, pool and sampler behind the `Runner` protocol, in one of two profiles.
+"""The runner of real models: weights, pool and sampler behind the `Runner` protocol.
 
-exact   fp32; rows in tiles of fixed shape, attention in fixed tiles: the logits of a position depend on its
-        prefix alone, to the bit, whatever the batch, the chunks, the blocks, or a hop between workers
-fast    bf16; free shapes, weights packed for oneDNN where there is one
+In profile "exact" the logits of a position depend on its prefix alone, to the bit, whatever the batch, the
+chunks, the blocks, or a hop between workers; see `diptych.engine.forms`.
 """
 
 from __future__ import annotations
@@ -15,26 +14,25 @@ import torch
 from torch import Tensor
 
 from diptych.domain.errors import InvalidField
+from diptych.domain.ids import BlockId, RequestId
 from diptych.domain.layout import GroupKind, KvDtype, KvLayout, LayerGroup
-from diptych.domain.plan import NOT_SAMPLED, BlockTables, StepOutcome, StepPlan
+from diptych.domain.plan import NOT_SAMPLED, BlockTables, SequenceStep, StepOutcome, StepPlan
 from diptych.domain.ports import MemorySpan
-from diptych.engine.attention import Attention, mixed, sdpa, sdpa_prefill
+from diptych.domain.sampling import SamplingParams
+from diptych.engine import huge_pages
+from diptych.engine.attention import Attention
 from diptych.engine.batch import build_batch
 from diptych.engine.config import ModelConfig, read_config
-from diptych.engine.exact_attention import exact
 from diptych.engine.fits import Need, available_bytes, fitted_blocks
-from diptych.engine.linear import can_pack, packed, plain
-from diptych.engine.llama import Form, Llama
+from diptych.engine.forms import computation as computation_of
+from diptych.engine.forms import kv_dtype
+from diptych.engine.llama import Llama
 from diptych.engine.plan_check import check_plan
-from diptych.engine.pool import TORCH_DTYPES, KvPool
-from diptych.engine.row_ops import TorchOps
+from diptych.engine.pool import KvPool
 from diptych.engine.sampler import Draw, sample
-from diptych.engine.settings import EngineSettings, Profile
+from diptych.engine.settings import EngineSettings
 from diptych.engine.weight_source import RandomWeights, WeightSource
 from diptych.engine.weights import HEAD, num_parameters, shapes_of
-
-_ROW_TILE = 16
-"""Rows of every product in the exact profile: few enough for one decode, enough for a prefill."""
 
 
 class TorchRunner:
@@ -81,6 +79,18 @@ class TorchRunner:
         attend = self._attention(batch.pieces, self._pool.device)
         return self._model.forward(batch, pool, attend, stop)
 
+    def warm_up(self) -> None:
+        """Runs steps of the kinds that requests will bring, so that no request waits for a compiler.
+
+        Writes to the first block: call it before anyone owns one.
+        """
+        blocks = ((BlockId(0),),)
+        for num_tokens in (min(2, self.block_tokens), 1):
+            step = SequenceStep(
+                RequestId("warm-up"), [0] * num_tokens, 0, blocks, SamplingParams(max_tokens=1)
+            )
+            self.run(StepPlan((step,)))
+
     @torch.inference_mode()
     def pack(self, tables: BlockTables, start: int, num_tokens: int, out: MemorySpan) -> bytes:
         """See `Runner.pack`."""
@@ -104,32 +114,18 @@ def open_torch_runner(settings: EngineSettings) -> TorchRunner:
     if max_context > config.max_positions:
         raise InvalidField("max_context", f"the model has {config.max_positions} positions, is {max_context}")
     torch.set_num_threads(settings.threads)
-    is_exact = settings.profile is Profile.EXACT
-    kv_dtype = KvDtype.FLOAT32 if is_exact else KvDtype.BFLOAT16
-    form = _form(TORCH_DTYPES[kv_dtype], settings.device, is_exact, config)
-    num_blocks = _num_blocks(settings, config, kv_dtype, max_context)
+    dtype = kv_dtype(settings.profile)
+    computation = computation_of(settings, config)
+    num_blocks = _num_blocks(settings, config, dtype, max_context)
     with closing(_weight_source(settings, directory, config)) as source:
-        model = Llama(config, source, form, max_context)
-        layout = _layout(directory.name, source.digest, config, kv_dtype)
+        model = Llama(config, source, computation.form, max_context)
+        layout = _layout(directory.name, source.digest, config, dtype)
+    if settings.device == "cpu":
+        huge_pages.collapse()
     pool = KvPool(layout, (num_blocks,), settings.block_tokens, settings.device)
-    return TorchRunner(model, pool, _attention(form, config, settings, is_exact))
-
-
-def _attention(form: Form, config: ModelConfig, settings: EngineSettings, is_exact: bool) -> Attention:
-    if is_exact:
-        return exact
-    if form.row_ops is TorchOps:
-        return sdpa
-    from diptych.engine.jit_ops import PagedDecode
-    return mixed(PagedDecode(config, settings.block_tokens, settings.threads), sdpa_prefill)
-
-
-def _form(dtype: torch.dtype, device: str, is_exact: bool, config) -> Form:
-    linear = packed if can_pack(device, dtype) else plain
-    if not is_exact and not __import__('os').environ.get('NOJIT'):
-        from diptych.engine.jit_ops import JitOps
-        return Form(dtype, device, linear, JitOps, torch.float32)
-    return Form(dtype, device, linear, row_tile=_ROW_TILE if is_exact else None)
+    runner = TorchRunner(model, pool, computation.attention)
+    runner.warm_up()
+    return runner
 
 
 def _weight_source(settings: EngineSettings, directory: Path, config: ModelConfig) -> WeightSource:

@@ -97,6 +97,12 @@ def from_rpc_error(error: grpc.RpcError) -> DiptychError:
     return _rebuild(_CLASSES.get(info.reason), status, text)
 
 
+def says_why(error: grpc.RpcError) -> bool:
+    """Whether the other side raised it; else gRPC itself failed the call, or something in between did."""
+    status, info = _rich_status(error), ErrorInfo()
+    return status is not None and _detail(status, info) and info.domain == DOMAIN
+
+
 @contextmanager
 def domain_errors() -> Iterator[None]:
     """Around calls to a peer: whatever gRPC raises comes out as the domain's error."""

@@ -2,6 +2,7 @@
 
     chunk:<hash>     hash: worker@epoch -> tier; what readers look up
     holds:<holder>   set of chunk hashes; only there so that a dead holder can be swept without a scan
+    holds:<worker>   set of epochs; only there so that the next start of a worker finds what the last one left
 
 A location is a hint. Readers pass over holders that are not alive, and a chunk that is not there any more
 is a miss. Entries go when nothing about them was published for `ttl_s`.
@@ -73,12 +74,27 @@ class ChunkDirectory:
                     located[chunk] = locations
         return located
 
+    async def succeed(self, worker_id: WorkerId, epoch: Epoch) -> int:
+        """Notes that this start of a worker holds chunks now, and removes all that earlier ones held.
+
+        Returns how many chunks that were. To be repeated within `ttl_s`, which the note lives too.
+        """
+        key, num_swept = self._shard.key("holds", worker_id), 0
+        noted, *_ = await self._shard.ask(
+            [["SPOP", key, PIECE], ["SADD", key, epoch], ["PEXPIRE", key, self._ttl_ms]], "succeed"
+        )
+        for raw in noted if isinstance(noted, (list, set)) else ():
+            if raw.isdigit() and int(raw) != epoch:
+                num_swept += await self.sweep_worker(worker_id, Epoch(int(raw)))
+        return num_swept
+
     async def sweep_worker(self, worker_id: WorkerId, epoch: Epoch) -> int:
         """Removes all that a dead epoch held, piece by piece. Returns how many chunks that were."""
         holder, num_swept = _holder(worker_id, epoch), 0
         while swept := await self._call("sweep", [self._holds(holder)], [holder, self._chunks, PIECE]):
             assert isinstance(swept, int)
             num_swept += swept
+        await self._shard.ask([["SREM", self._shard.key("holds", worker_id), epoch]], "sweep")
         return num_swept
 
     async def _call(self, verb: str, keys: list[str], args: list[Argument]) -> Reply:

@@ -153,7 +153,7 @@ class Held(_message.Message):
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     ENDS_IN_S_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """"request", "session", "job", "attempt", "read", "stream", "chunk", "borrow", "loan" or "fill"."""
+    """"request", "delivery", "last word", "job", "attempt", "read", "stream", "chunk", "borrow", "loan" or "fill"."""
     name: _builtins.str
     owner: _builtins.str
     """For whom: a worker, a router, or the readers of a chunk. Empty where nobody is known."""

@@ -2,8 +2,9 @@
 
 busy ─▶ idle ─ QUIET_S ─▶ checked, then every EVERY_S while nothing happens ─▶ busy
 
-With no request live, free and cached blocks must add up to the whole pool, and no slot may be taken. What is
-found is logged once and counted, and the worker goes on: a few lost blocks are no reason to lose its requests.
+With no request live, free and cached blocks must add up to the whole pool, and no slot may be taken. What
+is found is logged once and counted, and the worker goes on: a few lost blocks are no reason to lose its
+requests.
 """
 
 from __future__ import annotations
@@ -50,9 +51,7 @@ class IdleCheck:
         """`load` with what the last check found."""
         if not self.finding:
             return load
-        return replace(
-            load, counters={**load.counters, "leaked_blocks": self.num_leaked}, leak=self.finding
-        )
+        return replace(load, counters={**load.counters, "leaked_blocks": self.num_leaked}, leak=self.finding)
 
     def _look(self) -> None:
         self.num_checks += 1

@@ -28,6 +28,7 @@ from typing import Final
 
 import xxhash
 
+from diptych.domain.audit import Held, bounded
 from diptych.domain.errors import (
     DigestMismatch,
     Draining,
@@ -105,10 +106,10 @@ class ChunkKeeper:
             raise error
         return True
 
-    def lend(self, name: ChunkHash, fingerprint: str, lease_s: float) -> Loan | None:
+    def lend(self, name: ChunkHash, fingerprint: str, lease_s: float, borrower: str = "") -> Loan | None:
         """Pins a chunk, or None: a miss."""
         lease_id = secrets.randbits(64)
-        lent = self._tier.lend(name, fingerprint, lease_id, time.monotonic(), lease_s)
+        lent = self._tier.lend(name, fingerprint, lease_id, time.monotonic(), lease_s, borrower)
         if isinstance(lent, Miss):
             self.counts[f"lend_{lent.value}"] += 1
             return None
@@ -132,10 +133,26 @@ class ChunkKeeper:
         for name in self._tier.names():
             self._publisher.add(name, Tier.L2)
 
-    def audit(self) -> TierAudit:
+    def counted(self) -> TierAudit:
         """Counts by state, at this moment."""
-        self._tier.check_integrity()
         return self._tier.audit(time.monotonic())
+
+    def audit(self) -> TierAudit:
+        """As `counted`. Raises Internal when the books do not add up."""
+        self._tier.check_integrity()
+        return self.counted()
+
+    def held(self) -> list[Held]:
+        """The oldest loans and reads."""
+        now = time.monotonic()
+        loans = (
+            Held("loan", lease.name.hex(), lease.borrower, now - lease.begin, ends_in_s=lease.end - now)
+            for lease in self._tier.leases(now)
+        )
+        fills = (
+            Held("fill", placed.chunk.name.hex(), "", now - placed.since) for placed in self._tier.filling()
+        )
+        return bounded(loans, fills)
 
     async def settle(self, deadline: float, has_borrowers: Callable[[], bool]) -> bool:
         """Waits, until `deadline` at most, for every read and every loan to end. Whether they have.

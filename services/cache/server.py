@@ -15,10 +15,12 @@ from typing import Any, Final, cast
 
 import grpc
 
-from diptych.domain.errors import Draining, InvalidField, LayoutMismatch
+from diptych.domain.errors import Draining, Internal, InvalidField, LayoutMismatch
 from diptych.domain.ids import CHUNK_TOKENS, ChunkHash
 from diptych.domain.layout import WIRE_VERSION
 from diptych.domain.records import WorkerRecord
+from diptych.rpc.failpoint import failpoint
+from diptych.rpc.inspection import held_messages
 from diptych.rpc.kv_codec import piece_from_proto, piece_to_proto
 from diptych.v1 import cache_pb2, cache_pb2_grpc, common_pb2, worker_pb2, worker_pb2_grpc
 from services.cache.config import CacheSettings
@@ -49,6 +51,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         self, request: cache_pb2.OfferRequest, context: Context
     ) -> cache_pb2.OfferResponse:
         """Raises LayoutMismatch, InvalidField, Draining, and what `ChunkKeeper.offer` raises."""
+        failpoint("cache.offer")
         if request.wire_version != WIRE_VERSION:
             raise LayoutMismatch(f"wire version {request.wire_version}; this side speaks {WIRE_VERSION}")
         _check_fingerprint(request.fingerprint)
@@ -85,7 +88,9 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         if not (math.isfinite(request.lease_s) and request.lease_s > 0):
             raise InvalidField("lease_s", f"must be above 0 and finite, is {request.lease_s}")
         self._check_staying()
-        loan = self._keeper.lend(ChunkHash(request.chunk_hash), request.fingerprint, request.lease_s)
+        loan = self._keeper.lend(
+            ChunkHash(request.chunk_hash), request.fingerprint, request.lease_s, context.peer()
+        )
         if loan is None:
             return cache_pb2.LendResponse(found=False)
         return cache_pb2.LendResponse(
@@ -120,7 +125,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.InspectRequest, context: Context
     ) -> worker_pb2.WorkerStatus:
         """Load as counted now. A read under way counts as running, a lease as a slot."""
-        mine, audit = self._record(), self._keeper.audit()
+        mine, audit, held, leak = self._record(), self._keeper.counted(), self._keeper.held(), ""
+        try:
+            self._keeper.audit()
+        except Internal as error:
+            leak = str(error)
         return worker_pb2.WorkerStatus(
             worker_id=mine.worker_id,
             role=worker_pb2.ROLE_CACHE,
@@ -138,6 +147,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                 for reason, count in sorted(self._keeper.counts.items())
             ],
             pid=os.getpid(),
+            held=held_messages(held),
+            num_held=audit.filling + audit.leases,
+            leaked=int(bool(leak)),
+            leak=leak,
         )
 
     async def DropCache(  # noqa: N802

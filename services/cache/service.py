@@ -79,7 +79,7 @@ class CacheService:
 
     def record(self) -> WorkerRecord:
         """Who we are and how loaded, now."""
-        region, audit = self.keeper.region, self.keeper.audit()
+        region, audit = self.keeper.region, self.keeper.counted()
         return WorkerRecord(
             worker_id=self._worker_id,
             role=Role.CACHE,
@@ -137,6 +137,10 @@ class CacheService:
 
     async def _republish(self) -> None:
         while True:
+            try:
+                await self._directory.succeed(self._worker_id, self.epoch)
+            except StoreUnavailable as error:
+                log.info("what an earlier start left in the directory stays a while: %s", error)
             await asyncio.sleep(REPUBLISH_S * random.uniform(0.8, 1.0))
             self.keeper.republish()
 

@@ -54,6 +54,8 @@ class Placed:
 
     chunk: Chunk
     extent: Extent
+    since: float = 0.0
+    """When it was admitted."""
 
 
 class Refusal(Enum):
@@ -103,9 +105,13 @@ class TierAudit:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lease:
+class Lease:
+    """Keeps a chunk readable until `end`."""
+
     name: ChunkHash
+    begin: float
     end: float
+    borrower: str
 
 
 class HostTier:
@@ -119,7 +125,7 @@ class HostTier:
         self._filling: dict[ChunkHash, Placed] = {}
         self._idle: OrderedDict[ChunkHash, Placed] = OrderedDict()  # least recently used first
         self._lent: dict[ChunkHash, tuple[Placed, set[int]]] = {}
-        self._leases: dict[int, _Lease] = {}
+        self._leases: dict[int, Lease] = {}
         self._next_end = math.inf
         """No lease ends before this."""
 
@@ -141,7 +147,7 @@ class HostTier:
             extent = self._arena.take(chunk.num_bytes)
         if extent is None:
             return Admission(refusal=Refusal.NO_ROOM)
-        placed = self._filling[chunk.name] = Placed(chunk, extent)
+        placed = self._filling[chunk.name] = Placed(chunk, extent, now)
         return Admission(placed, None, evicted)
 
     def landed(self, name: ChunkHash) -> None:
@@ -154,9 +160,10 @@ class HostTier:
         self._arena.free(self._end_fill(name).extent)
 
     def lend(
-        self, name: ChunkHash, fingerprint: str, lease_id: int, now: float, lease_s: float
+        self, name: ChunkHash, fingerprint: str, lease_id: int, now: float, lease_s: float, borrower: str = ""
     ) -> Placed | Miss:
-        """Pins a chunk for `lease_s` seconds, or as long as allowed. Raises Internal if the id is in use."""
+        """Pins a chunk for `lease_s` seconds, or as long as allowed. Raises Internal if the id is in use.
+        `borrower` is only told by `leases`."""
         self._expire(now)
         if lease_id in self._leases:
             raise Internal("lend: the lease id is in use")
@@ -171,7 +178,7 @@ class HostTier:
             return Miss.LEASES
         self._idle.pop(name, None)
         self._lent.setdefault(name, (placed, set()))[1].add(lease_id)
-        lease = self._leases[lease_id] = _Lease(name, now + min(lease_s, self._max_lease_s))
+        lease = self._leases[lease_id] = Lease(name, now, now + min(lease_s, self._max_lease_s), borrower)
         self._next_end = min(self._next_end, lease.end)
         return placed
 
@@ -191,6 +198,15 @@ class HostTier:
     def names(self) -> tuple[ChunkHash, ...]:
         """The chunks that could be lent: what the directory should know of us."""
         return (*self._idle, *self._lent)
+
+    def filling(self) -> tuple[Placed, ...]:
+        """The chunks that are being read, the oldest first."""
+        return tuple(self._filling.values())
+
+    def leases(self, now: float) -> tuple[Lease, ...]:
+        """Those that last, the oldest first."""
+        self._expire(now)
+        return tuple(self._leases.values())
 
     def audit(self, now: float) -> TierAudit:
         """Counts by state."""

@@ -35,10 +35,13 @@ class DecodeServiceSettings(WorkerSettings):
     read_timeout_s: float = Field(5.0, gt=0, le=600, description="of one chunk")
     max_rtt_us: float = Field(
         0.0, ge=0, le=1e9,
-        description="round trip to a prefill worker past which its link is shown as too slow, in µs; 0: none. "
-        "50 is usual for RDMA; gRPC on one machine takes hundreds (M12)",
+        description="round trip to a prefill worker, in µs, past which the link is too slow; 0: none. "
+        "Disaggregation's usual figure for RDMA is 50; gRPC on one machine takes hundreds (M12)",
     )  # fmt: skip
     enforce_rtt: bool = Field(False, description="hand no prompt over links that are too slow")
+    detach_grace_s: float = Field(
+        10.0, ge=0, le=3600, description="how long a request outlives the death of its router"
+    )
     landing_slots: int = Field(4, ge=1, le=1024, description="chunks that may be read at the same time")
 
     @property

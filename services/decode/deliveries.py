@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from diptych.domain.audit import Held
 from diptych.domain.errors import DiptychError, Stale
 from diptych.domain.ids import RequestId
 from diptych.v1 import common_pb2, decode_pb2
@@ -48,6 +49,10 @@ class Delivery:
     output: Output
     session: RouterSession | None
     """Who hears of it; None: nobody."""
+    router: tuple[str, int]
+    """The start of a router that had it last."""
+    since: float
+    """When it came."""
     until: float = math.inf
     """When it is given up."""
     unwanted: bool = field(default=False, init=False)
@@ -77,7 +82,7 @@ class Delivery:
 
 
 class Deliveries:
-    """All of them. Belongs to one event loop. `cancel` asks the engine to end a request; `clock` in seconds."""
+    """All of them. Belongs to one event loop. `cancel` asks the engine to end a request."""
 
     def __init__(
         self, grace_s: float, cancel: Callable[[RequestId], None], clock: Callable[[], float]
@@ -98,8 +103,18 @@ class Deliveries:
     def __len__(self) -> int:
         return len(self._all)
 
+    def __iter__(self) -> Iterator[Delivery]:
+        return iter(self._all.values())
+
     def get(self, request_id: RequestId) -> Delivery | None:
         return self._all.get(request_id)
+
+    def held(self, now: float) -> Iterator[Held]:
+        """Each with the router that hears of it; without one where it waits for somebody to attach."""
+        for delivery in self._all.values():
+            owner = delivery.router[0] if delivery.session is not None else ""
+            ends_in_s = delivery.until - now if delivery.until < math.inf else None
+            yield Held("delivery", delivery.request_id, owner, now - delivery.since, ends_in_s=ends_in_s)
 
     def add(self, session: RouterSession, whole: Assembly, output: Output) -> None:
         """A request was given to the engine."""
@@ -109,7 +124,8 @@ class Deliveries:
         submit.ClearField("num_tokens")
         num_prompt = len(whole.tokens) - submit.num_output
         submit.ClearField("num_output")
-        delivery = Delivery(submit, array("I", whole.tokens[:num_prompt]), output, session)
+        prompt = array("I", whole.tokens[:num_prompt])
+        delivery = Delivery(submit, prompt, output, session, session.router, self._clock())
         self._all[delivery.request_id] = delivery
         session.requests.add(delivery.request_id)
 
@@ -128,14 +144,16 @@ class Deliveries:
         self._waiting[request_id] = (session, whole)
         return True
 
-    def ended(self, delivery: Delivery) -> tuple[RouterSession, Assembly] | None:
-        """The engine has said its last word, and the output has it. Gives what waited for that."""
+    def ended(self, delivery: Delivery) -> list[tuple[RouterSession, Assembly]]:
+        """The engine has said its last word, and the output has it. Gives what waited for that: one, or
+        none."""
         if delivery.session is not None:
             delivery.session.requests.discard(delivery.request_id)
         delivery.until = self._clock() + (ACKNOWLEDGE_S if delivery.session else self._grace_s)
         if delivery.unwanted:
             del self._all[delivery.request_id]
-        return self._waiting.pop(delivery.request_id, None)
+        waited = self._waiting.pop(delivery.request_id, None)
+        return [] if waited is None else [waited]
 
     def acknowledge(self, session: RouterSession, request_id: RequestId) -> None:
         """Its client has it all. Nothing happens where the session has it no more, or it has not ended."""
@@ -143,16 +161,19 @@ class Deliveries:
         if delivery is not None and delivery.session is session and not delivery.is_running:
             del self._all[request_id]
 
-    def cancel(self, session: RouterSession, request_id: RequestId) -> bool:
-        """Its caller gave it up. False: nothing of it is with the engine for this session."""
-        if self._waiting.get(request_id, (None,))[0] is session:
-            del self._waiting[request_id]
+    def forget_waiting(self, session: RouterSession, request_id: RequestId) -> bool:
+        """Its caller gave up a submission that was put off. Whether there was one."""
+        waits = self._waiting.get(request_id)
+        if waits is None or waits[0] is not session:
             return False
-        delivery = self._all.get(request_id)
-        if delivery is None or delivery.session is not session or not delivery.is_running:
-            return False
-        self._end(delivery)
+        del self._waiting[request_id]
         return True
+
+    def cancel(self, session: RouterSession, request_id: RequestId) -> None:
+        """Its caller gave it up. Nothing happens where the session has it no more."""
+        delivery = self._all.get(request_id)
+        if delivery is not None and delivery.session is session and delivery.is_running:
+            self._end(delivery)
 
     def attach(self, session: RouterSession, message: decode_pb2.SessionAttach) -> None:
         """Hands a request over to `session`, or refuses."""
@@ -163,7 +184,7 @@ class Deliveries:
         except DiptychError as error:
             session.put(decode_pb2.SessionResponse(refused=_refusal(request_id, error)))
             return
-        before, delivery.session = delivery.session, session
+        before, delivery.session, delivery.router = delivery.session, session, session.router
         if before is not None and before is not session:
             before.requests.discard(request_id)
             before.send([superseded(request_id, len(delivery.output.tokens))])
@@ -189,11 +210,10 @@ class Deliveries:
         session.requests.clear()
         self.expire()
 
-    def give_up(self, requests: set[RequestId]) -> None:
-        """Their router has placed them anew. What has ended stays: it may still have to tell the last word."""
-        for request_id in requests:
-            delivery = self._all.get(request_id)
-            if delivery is not None and delivery.session is None and delivery.is_running:
+    def give_up(self, router: tuple[str, int]) -> None:
+        """That router opens another session. What has ended stays: its last word may still be wanted."""
+        for delivery in self._all.values():
+            if delivery.router == router and delivery.session is None and delivery.is_running:
                 self._end(delivery)
 
     def expire(self) -> None:

@@ -150,9 +150,9 @@ class Handoffs:
         self.counters["begin_refused"] += 1
         refusal = FailureInfo("TransferFailed", problem)
         self.effects.begins.append(BeginAnswer(message.ticket, refusal=refusal))
-        if message.request_id not in self._unclaimed:
+        if self._unclaimed.pop(message.request_id, None) is None:
             return None
-        return self._end(message.request_id, "link_too_slow", problem)
+        return Lost(message.request_id, "link_too_slow", problem)
 
     def chunk(self, message: ChunkReady, now: float) -> Lost | None:
         """Takes an announcement."""

@@ -16,7 +16,12 @@ def held_by(
 ) -> tuple[list[Held], int]:
     """The oldest of each kind, and how many there are in all."""
     total = len(scheduler.live) + handoffs.num_unclaimed + len(handoffs.landings) + ring.audit().taken
-    kinds = (_requests(scheduler, now), _jobs(handoffs, now), _attempts(handoffs, now), _reads(handoffs, ring, now))
+    kinds = (
+        _requests(scheduler, now),
+        _jobs(handoffs, now),
+        _attempts(handoffs, now),
+        _reads(handoffs, ring, now),
+    )
     return bounded(*kinds), total
 
 

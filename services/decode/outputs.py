@@ -66,9 +66,8 @@ class Output:
             self.tokens.extend(out.tokens)
             self._texts.extend(texts)
         if out.finish is not None:
-            self._end(out.finish, worker_id)
+            delta.finish.CopyFrom(self._end(out.finish, worker_id))
             delta.text += self._tail
-            delta.finish.CopyFrom(self.finish)
         elif not delta.tokens:
             return None
         return delta
@@ -108,7 +107,7 @@ class Output:
             self.stopped = self.stopped or stop or ""
         return texts
 
-    def _end(self, finish: FinishInfo, worker_id: str) -> None:
+    def _end(self, finish: FinishInfo, worker_id: str) -> common_pb2.Finish:
         if not self.stopped and finish.reason in ("stop", "length"):
             self._tail, stop = self._text.flush()
             self.stopped = stop or ""
@@ -121,6 +120,7 @@ class Output:
             self.finish.failure.CopyFrom(
                 common_pb2.Failure(kind=failure.kind, message=failure.message, retry=failure.retry)
             )
+        return self.finish
 
 
 def trail_message(finish: FinishInfo, worker_id: str) -> common_pb2.Trail:

@@ -18,6 +18,7 @@ from diptych.rpc.inspection import status_message
 from diptych.rpc.kv_codec import piece_from_proto
 from diptych.rpc.params import params_to_proto
 from diptych.v1 import decode_pb2, decode_pb2_grpc, worker_pb2, worker_pb2_grpc
+from services.decode.account import tell_more
 from services.decode.attempts import AttemptStream, check_open, key_of
 from services.decode.messages import AttemptAlive, AttemptFailed, ChunkReady, ManifestReceived
 from services.decode.sessions import RouterSession, check_hello
@@ -42,7 +43,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         self, request_iterator: AsyncIterator[decode_pb2.SessionRequest], context: Context
     ) -> AsyncIterator[decode_pb2.SessionResponse]:
         hello = check_hello(await _first(request_iterator), self._worker.worker_id, self._worker.epoch)
-        session = self._worker.open_session(hello.router_id)
+        session = self._worker.open_session(hello.router_id, hello.router_epoch)
         reader = asyncio.create_task(self._read_session(session, request_iterator), name="session reader")
         try:
             yield decode_pb2.SessionResponse(
@@ -117,10 +118,17 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
             case "cancel":
                 request_id = RequestId(request.cancel.request_id)
                 dropped = session.drop_assembly(request_id)
-                if request_id in session.requests:
-                    self._worker.cancel(request_id)
-                elif dropped is not None:
+                waited = self._worker.deliveries.forget_waiting(session, request_id)
+                if waited or dropped is not None:
                     self._worker.abort_unsubmitted(session, request_id)
+                else:
+                    self._worker.deliveries.cancel(session, request_id)
+                return
+            case "attach":
+                self._worker.deliveries.attach(session, request.attach)
+                return
+            case "acknowledge":
+                self._worker.deliveries.acknowledge(session, RequestId(request.acknowledge.request_id))
                 return
             case _:
                 return
@@ -192,6 +200,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             worker.worker_id, self._role, worker.epoch, worker.ready, worker.load, os.getpid()
         )
         status.num_prefill_workers = worker.num_prefill_workers
+        tell_more(status, worker)
+        for reason, count in sorted(worker.deliveries.counters.items()):
+            status.counters.add(reason=reason, count=count)
         return status
 
     async def DropCache(  # noqa: N802

@@ -28,6 +28,7 @@ from diptych.v1 import common_pb2, decode_pb2
 from diptych.worker.service import checked_ready
 from services.decode.attempts import AttemptStreams, Source
 from services.decode.config import DecodeServiceSettings
+from services.decode.deliveries import Deliveries
 from services.decode.jobs import JobBoard
 from services.decode.link_watch import LinkWatch
 from services.decode.messages import (
@@ -69,7 +70,7 @@ class DecodeWorker:
         self._engine = engine
         self._tokenizer = tokenizer
         self._batch: Batch[DecodeInbox] = Batch(engine, DecodeInbox)
-        self._outputs: dict[RequestId, tuple[Output, RouterSession]] = {}
+        self.deliveries = Deliveries(settings.detach_grace_s, self.cancel, time.monotonic)
         self._sessions: set[RouterSession] = set()
         self._begins: dict[int, asyncio.Future[BeginAnswer]] = {}
         self._tickets = count(1)
@@ -85,7 +86,7 @@ class DecodeWorker:
 
     @property
     def num_live(self) -> int:
-        return len(self._outputs)
+        return self.deliveries.num_running
 
     async def start(self) -> None:
         """Starts the engine and waits until it is ready. Raises the error that kept it from starting."""
@@ -135,24 +136,25 @@ class DecodeWorker:
         peer = self._membership.peer(worker_id, epoch) if self._membership else None
         return frozenset((c.kind, c.address) for c in peer.channels) if peer else frozenset()
 
-    def open_session(self, router_id: str) -> RouterSession:
-        session = RouterSession(router_id)
+    def open_session(self, router_id: str, router_epoch: int) -> RouterSession:
+        session = RouterSession(router_id, router_epoch)
+        for before in [other for other in self._sessions if other.router == session.router]:
+            before.close()
+            self.close_session(before)
+        self.deliveries.give_up(session.router)
         self._sessions.add(session)
         if self._draining:
             session.close()
         return session
 
     def close_session(self, session: RouterSession) -> None:
-        """A router is gone: so are its requests."""
+        """A router is gone; its clients may come back through another."""
         self._sessions.discard(session)
-        for request_id in list(session.requests):
-            self.cancel(request_id)
-            self._outputs.pop(request_id, None)
-        session.requests.clear()
+        self.deliveries.detach(session)
 
     def drain(self) -> None:
         """From now on takes no new request, and ends each session with its last one."""
-        if not self._outputs:
+        if not self.num_live:
             self._idle.set()
         self._draining = True
         for session in self._sessions:
@@ -209,6 +211,7 @@ class DecodeWorker:
         """Tells the engine whether there is anybody to prefill, and a bus to ask them on."""
         told = None
         while self._membership is not None:
+            self.deliveries.expire()
             usable, known = self.num_prefill_workers, len(self._prefill_workers())
             now = Surroundings(usable, self._membership.available, known - usable)
             if now != told:
@@ -240,8 +243,8 @@ class DecodeWorker:
         request_id = RequestId(submit.request_id)
         if self._draining:
             raise Draining("this worker is leaving")
-        if request_id in self._outputs:
-            raise Stale(f"{request_id} is here already")
+        if self.deliveries.must_wait(session, whole):
+            return
         vocab_size = self.ready.vocab_size
         params = params_from_proto(submit.params, vocab_size)
         if len(whole.tokens) != submit.num_tokens or submit.num_output >= max(1, submit.num_tokens):
@@ -253,8 +256,7 @@ class DecodeWorker:
         if stop:
             session.send([ended_by_stop(request_id, len(given), stop)])
             return
-        self._outputs[request_id] = (Output(self._tokenizer, params, given), session)
-        session.requests.add(request_id)
+        self.deliveries.add(session, whole, Output(self._tokenizer, params, given))
         self.inbox.submits.append(
             Submit(
                 request_id, submit.tenant, submit.cache_salt, whole.tokens, submit.num_output, params,
@@ -285,34 +287,37 @@ class DecodeWorker:
         for ended in outbox.ended:
             self.streams.attempt_ended(ended)
         if self._board is not None:
-            for posted in outbox.posts:
-                self._board.post(posted)
+            # In this order: a request that lost its job may have posted the next one in the same turn.
             for withdrawn in outbox.withdrawals:
                 self._board.withdraw(withdrawn.request_id)
+            for posted in outbox.posts:
+                self._board.post(posted)
 
     def _spread_tokens(self, tokens: list[TokensOut]) -> None:
         by_session: dict[RouterSession, list[decode_pb2.Delta]] = defaultdict(list)
+        come_back: list[tuple[RouterSession, Assembly]] = []
         for out in tokens:
-            entry = self._outputs.get(out.request_id)
-            if entry is None:
+            delivery = self.deliveries.get(out.request_id)
+            if delivery is None:
                 self._end_projection(out)
                 continue
-            output, session = entry
+            output = delivery.output
             was_stopped = output.stopped
             delta = output.delta(out, self.worker_id)
-            if delta is not None:
-                by_session[session].append(delta)
+            if delta is not None and delivery.session is not None:
+                by_session[delivery.session].append(delta)
             if out.finish is not None:
-                del self._outputs[out.request_id]
-                session.requests.discard(out.request_id)
                 self._end_projection(out)
+                come_back.extend(self.deliveries.ended(delivery))
             elif output.stopped and not was_stopped:
                 self.cancel(out.request_id)
         for session, deltas in by_session.items():
             session.send(deltas)
             if self._draining and not session.requests:
                 session.close()
-        if self._draining and not self._outputs:
+        for session, whole in come_back:
+            self.submit(session, whole)
+        if self._draining and not self.num_live:
             self._idle.set()
 
     def _end_projection(self, out: TokensOut) -> None:

@@ -20,7 +20,7 @@ class PrefillServiceSettings(WorkerSettings):
     lease_s: float = Field(30.0, gt=0, le=3600, description="how long a chunk stays readable at most")
     offer_chunks: bool = Field(True, description="offer whole chunks to the cache service")
     borrow_chunks: bool = Field(True, description="read whole chunks from it instead of computing them")
-    sweep_s: float = Field(5.0, gt=0, le=600, description="a job claimed so long ago goes to another worker")
+    sweep_s: float = Field(2.5, gt=0, le=600, description="a job claimed so long ago goes to another worker")
 
     def loop_settings(self, model: ModelRef) -> LoopSettings:
         """What the engine process is told."""

@@ -12,6 +12,7 @@ must look stopped.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ from services.prefill.messages import AttemptKey, ChunkAnnounced, ManifestReady
 if TYPE_CHECKING:  # the name is in the stubs only
     from diptych.v1.decode_pb2_grpc import DecodeAsyncStub
 
-BEGIN_TIMEOUT_S = 4.0
+BEGIN_TIMEOUT_S = 2.0
 """Shorter than a claimed job may lie before it goes to another worker."""
 HEARTBEAT_S = 0.5
 FAREWELL_S = 1.0
@@ -75,8 +76,13 @@ class HandoffStream:
         self._us = us
         self._is_lively = is_lively
         self._released = released
+        self.opened_at = time.monotonic()
         self._failed = asyncio.Event()
         self._queue: asyncio.Queue[decode_pb2.HandoffRequest | None] = asyncio.Queue()
+
+    @property
+    def decode_worker(self) -> WorkerId:
+        return self._job.decode_worker
 
     def announce(self, chunk: ChunkAnnounced) -> None:
         self._put(

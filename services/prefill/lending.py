@@ -8,10 +8,12 @@ counted, and a loan that is not given back ends by its lease.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from diptych.domain.audit import Held
 from diptych.domain.errors import StoreUnavailable
 from diptych.domain.hashing import chunk_hashes
 from diptych.domain.ids import CHUNK_TOKENS, BlockHash, ChunkHash
@@ -19,6 +21,7 @@ from diptych.domain.records import ChunkLocation, Role, WorkerRecord
 from diptych.rpc.chunks import CacheClient, Lent
 from diptych.store.directory import ChunkDirectory
 from diptych.store.membership import Membership
+from services.prefill.held import attempt_name
 from services.prefill.messages import AttemptKey, BorrowedChunk, ChunkAnnounced
 
 OFFER_TIMEOUT_S = 5.0
@@ -33,6 +36,7 @@ class Loan:
 
     address: str
     lease_id: int
+    begun_at: float
 
 
 class Lending:
@@ -81,6 +85,14 @@ class Lending:
             task = asyncio.create_task(self._give_back(loans), name="give chunks back")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def held(self, now: float) -> Iterator[Held]:
+        """Loans that were not given back yet; `now` by `time.monotonic()`."""
+        for key, loans in self._loans.items():
+            for loan in loans:
+                age_s = now - loan.begun_at
+                name = f"{attempt_name(key)} lease {loan.lease_id:x}"
+                yield Held("loan", name, loan.address, age_s, ends_in_s=LEASE_S - age_s)
 
     async def close(self) -> None:
         """Ends what is under way; caches end the loans themselves."""
@@ -132,7 +144,9 @@ class Lending:
                 timeout_s=LEND_TIMEOUT_S,
             )
             if isinstance(lent, Lent):
-                self._loans.setdefault(key, []).append(Loan(peer.rpc_address, lent.lease_id))
+                self._loans.setdefault(key, []).append(
+                    Loan(peer.rpc_address, lent.lease_id, time.monotonic())
+                )
                 if lent.num_tokens == CHUNK_TOKENS:
                     self.counters["borrowed"] += 1
                     return lent

@@ -4,11 +4,12 @@ channel."""
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import grpc
 
-from diptych.rpc.inspection import status_message
+from diptych.rpc.inspection import held_messages, status_message
 from diptych.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from services.prefill.worker import PrefillWorker
 
@@ -26,6 +27,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         status = status_message(
             worker.worker_id, worker_pb2.ROLE_PREFILL, worker.epoch, worker.ready, worker.load, os.getpid()
         )
+        held = worker.held()
+        status.held.extend(held_messages(held))
+        status.num_held = worker.load.num_held + len(held) - len(worker.load.held)
+        status.silent_s = time.monotonic() - worker.heard_at
         status.counters.extend(
             common_pb2.Fallback(reason=reason, count=count)
             for reason, count in sorted(worker.all_counters().items())

@@ -16,6 +16,7 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
+from diptych.domain.audit import Held, bounded, with_owners
 from diptych.domain.engine_report import EngineLoad, EngineReady
 from diptych.domain.errors import DiptychError, StoreUnavailable
 from diptych.domain.ids import BlockHash, Cell, Epoch, WorkerId
@@ -23,6 +24,7 @@ from diptych.domain.records import ClaimedJob, Link, PrefillJob
 from diptych.engine.process import Batch, EngineProcess
 from diptych.rpc.chunks import CacheClient
 from diptych.rpc.dial import Dialer
+from diptych.rpc.failpoint import failpoint
 from diptych.rpc.params import params_from_proto
 from diptych.store.bus import PrefillBus
 from diptych.store.connect import Connection
@@ -33,6 +35,7 @@ from diptych.v1.decode_pb2_grpc import DecodeStub
 from diptych.worker.service import checked_ready
 from services.prefill.config import PrefillServiceSettings
 from services.prefill.handoff import HandoffStream, Identity, ask_begin, key_of
+from services.prefill.held import attempt_name
 from services.prefill.lending import Lending
 from services.prefill.messages import (
     AttemptKey,
@@ -136,6 +139,16 @@ class PrefillWorker:
         """Ends the engine."""
         await self._engine.stop()
 
+    def held(self) -> list[Held]:
+        """What both processes hold. Only this one knows for which decode worker."""
+        now = time.monotonic()
+        owners = {attempt_name(key): stream.decode_worker for key, stream in self._streams.items()}
+        streams = (
+            Held("stream", attempt_name(key), stream.decode_worker, now - stream.opened_at)
+            for key, stream in self._streams.items()
+        )
+        return [*with_owners(self.load.held, owners), *bounded(streams, self._lending.held(now))]
+
     def all_counters(self) -> Counter[str]:
         """What was counted on this side of the worker."""
         return self.counters + self._lending.counters + self._bus.dropped
@@ -173,6 +186,7 @@ class PrefillWorker:
 
     async def _serve(self, claimed: ClaimedJob) -> None:
         """One job, from claim to the end of its attempt."""
+        failpoint("prefill.claimed")
         job = claimed.job
         decode = self._membership.peer(job.decode_worker, job.decode_epoch)
         if decode is None:
@@ -189,6 +203,7 @@ class PrefillWorker:
             self.counters[f"begin_{type(error).__name__}"] += 1
             await self._off_the_bus(claimed)
             return
+        failpoint("prefill.begun")
         await self._off_the_bus(claimed)
         await self._hand_off(stub, job, begun)
 
@@ -212,7 +227,9 @@ class PrefillWorker:
                 borrowed = await self._lending.borrow(key, BlockHash(begun.cache_root), begun.tokens)
             if not carrying.done():
                 self._begin(key, job, begun, borrowed)
+                failpoint("prefill.engine_begun")
             if await carrying:
+                failpoint("prefill.done")
                 self.counters["handed_off"] += 1
             else:
                 self.counters["attempt_ended_early"] += 1
@@ -241,6 +258,7 @@ class PrefillWorker:
         if outbox.load is not None:
             self.load = outbox.load
         for chunk in outbox.chunks:
+            failpoint("prefill.chunk")
             stream = self._streams.get(chunk.key)
             if stream is not None:
                 stream.announce(chunk)
@@ -248,15 +266,18 @@ class PrefillWorker:
                 release = Released(chunk.key, chunk.index, CACHE)
                 self._lending.offer(chunk, partial(self._release, release))
         for manifest in outbox.manifests:
+            failpoint("prefill.manifest")
             if manifest.key in self._streams:
                 self._streams[manifest.key].conclude(manifest)
         for over in outbox.over:
+            failpoint("prefill.over")
             if over.key in self._streams:
                 self._streams[over.key].over(over.failure)
         for returned in outbox.borrowing_over:
             self._lending.give_back(returned.key)
 
     def _release(self, release: Released) -> None:
+        failpoint("prefill.released")
         self.inbox.released.append(release)
 
     def _is_lively(self) -> bool:

@@ -11,5 +11,7 @@ A request's life here, in ten lines:
     7   server.py    writes them to the client, until exactly one message with `finish`
     8                the client goes: a cancel overtakes all else; the request stays until its worker confirms
     9                the worker goes: policy.py moves its requests on, prompt and output together, same seed
-    10               nothing is left of it but counters and a sample of its times
+    10  attach.py    the router goes: clients show their tokens to another, which asks the worker for them
+
+What is left of it then is counters, and a sample of its times.
 """

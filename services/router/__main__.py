@@ -23,6 +23,7 @@ from diptych.rpc.settings import read_settings
 from diptych.store.connect import connect
 from diptych.store.membership import Membership, new_epoch
 from diptych.store.registry import Registry
+from diptych.store.secret import SharedSecret
 from diptych.telemetry.log import configure_logging
 from diptych.telemetry.recorder import recorder_from_environment
 from diptych.v1.router_pb2_grpc import add_RouterServicer_to_server
@@ -31,6 +32,7 @@ from services.router.config import RouterSettings
 from services.router.decisions import WorkerRef
 from services.router.loop import RouterLoop
 from services.router.model import load_model
+from services.router.tokens import KeyAgreement, ResumeTokens
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +60,15 @@ async def serve_router(settings: RouterSettings, leave: asyncio.Event) -> None:
                 me.worker_id, Role.ROUTER, me.epoch, cell, model.name, "", address, load=_load(loop)
             )
 
-        membership = Membership(registry, record, settings.heartbeat_s, settings.ttl_s)
+        tokens = ResumeTokens(settings.secret.get_secret_value())
+        agreement = KeyAgreement(tokens, SharedSecret(redis, settings.shard, "resume"))
+        if not settings.secret.get_secret_value():
+            await stack.enter_async_context(agreement)
+        membership = Membership(
+            registry, record, settings.heartbeat_s, settings.ttl_s, on_forgotten=agreement.again
+        )
         loop, servicer = assemble(
-            settings, model, me, dialer, membership.peers, lambda: membership.available, recorder
+            settings, model, me, dialer, membership.peers, lambda: membership.available, recorder, tokens
         )
         stack.push_async_callback(loop.close)
         server = await serve(

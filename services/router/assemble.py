@@ -13,6 +13,7 @@ from services.router.loop import RouterLoop
 from services.router.model import ServedModel
 from services.router.policy import RouterPolicy
 from services.router.server import RouterServicer
+from services.router.tokens import ResumeTokens
 from services.router.validate import Validator
 
 
@@ -24,6 +25,7 @@ def assemble(
     peers: Callable[[], Sequence[WorkerRecord]],
     store_available: Callable[[], bool],
     recorder: Recorder,
+    tokens: ResumeTokens,
 ) -> tuple[RouterLoop, RouterServicer]:
     """`peers` tells the workers last known alive. Nothing runs yet."""
     policy = RouterPolicy(settings.limits(model.name))
@@ -49,6 +51,7 @@ def assemble(
         model,
         validator,
         loop,
+        tokens,
         peers=peers,
         store_available=store_available,
         slow_client_s=settings.slow_client_s,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Final, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from diptych.domain.ids import Cell
 from diptych.rpc.settings import ServiceSettings
 from services.router.decisions import Limits
+
+MIN_SECRET_CHARS: Final = 16
 
 
 class RouterSettings(ServiceSettings):
@@ -18,6 +20,12 @@ class RouterSettings(ServiceSettings):
         "smollm2-135m", min_length=1, description="the model served: a name, directory, file or hub id"
     )
     model_name: str = Field("", max_length=200, description="the name it is served by; empty: its own")
+    secret: SecretStr = Field(
+        SecretStr(""),
+        max_length=1024,
+        description="signs resume tokens; the same for all routers, best said as DIPTYCH_SECRET. "
+        "Empty: they agree on one through the store",
+    )
     max_queue: int = Field(
         256, ge=0, le=100_000, description="requests that may wait for a decode worker with room"
     )
@@ -46,6 +54,13 @@ class RouterSettings(ServiceSettings):
     slow_client_s: float = Field(
         30.0, gt=0, le=3600, description="seconds that a client may take nothing before it is cancelled"
     )
+
+    @field_validator("secret")
+    @classmethod
+    def _secret_is_hard_to_guess(cls, secret: SecretStr) -> SecretStr:
+        if 0 < len(secret.get_secret_value()) < MIN_SECRET_CHARS:
+            raise ValueError(f"must have at least {MIN_SECRET_CHARS} characters")
+        return secret
 
     @model_validator(mode="after")
     def _silence_is_longer_than_a_heartbeat(self) -> Self:

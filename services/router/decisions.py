@@ -25,6 +25,8 @@ class Reason(Enum):
     WORKER_REPLACED = "decode_replaced"
     WORKER_REFUSED = "decode_refused_session"
     HANDED_BACK = "decode_handed_back"
+    # A request that came from another router, with its client.
+    ROUTER_LOST = "router_lost"
     # A request that was given up.
     MOVED_TOO_OFTEN = "moved_too_often"
     BROKEN_STREAM = "broken_stream"

@@ -5,8 +5,8 @@ table of live requests here and what was queued on the sessions always agree. A 
 further event (a cancel for a request that was never sent is confirmed at once); it is handled in the same go.
 
 Who holds a request: the policy and `live` from its admission until its worker's last word, or until waiting
-for that ran out; its client's call from its admission until the client has taken the last piece. The two end
-independently.
+for that ran out; its client's call, `calls`, from its admission until the client has taken the last piece.
+The two end independently; when both have ended, the worker hears that it need keep nothing of it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from diptych.domain.ids import RequestId
 from diptych.domain.records import WorkerRecord
 from diptych.rpc.dial import Dialer
 from diptych.telemetry.recorder import Recorder
-from diptych.v1 import common_pb2
+from diptych.v1 import common_pb2, decode_pb2
 from services.router import wire
+from services.router.attach import Attachments
 from services.router.decisions import Abort, Arrival, Decision, Dial, End, HangUp, Place, Reason, WorkerRef
 from services.router.policy import RouterPolicy
 from services.router.requests import CheckedRequest, LiveRequest, Recent
@@ -58,6 +59,8 @@ class RouterLoop:
     ) -> None:
         self.policy = policy
         self.live: dict[RequestId, LiveRequest] = {}
+        self.calls: dict[RequestId, LiveRequest] = {}
+        self.attachments = Attachments(self)
         self.recent = Recent()
         self.num_finished = 0
         self._router = router
@@ -86,6 +89,7 @@ class RouterLoop:
         if peers != self._known:
             self._known = peers
             self._carry_out(self.policy.set_workers(peers, now))
+            self.attachments.look()
         self._carry_out(self.policy.tick(now))
         if not self.live:
             self.policy.check_integrity()
@@ -103,12 +107,54 @@ class RouterLoop:
         except DiptychError:
             del self.live[request_id]
             raise
+        self.calls[request_id] = live
         self._carry_out(decisions)
         return live
 
+    def adopt(self, live: LiveRequest, ref: WorkerRef) -> None:
+        """Takes in a request that runs on `ref`, from another router or from another call of ours."""
+        checked = live.checked
+        arrival = Arrival(live.request_id, len(checked.tokens), checked.params.max_tokens, checked.priority)
+        self.policy.adopt(arrival, ref, self._clock())
+        self._supersede(live.request_id)
+        live.ref = ref
+        live.fallbacks[Reason.ROUTER_LOST] += 1
+        self.live[live.request_id] = self.calls[live.request_id] = live
+
+    def hang_up(self, live: LiveRequest) -> None:
+        """A client's call is over, in whatever way: a request that has not ended is cancelled everywhere.
+        Nothing happens where another call has the request since."""
+        if self.calls.get(live.request_id) is not live:
+            return
+        del self.calls[live.request_id]
+        session = self._sessions.get(live.ref) if live.ref else None
+        if self.attachments.is_coming(live.request_id):
+            return  # another call has come for it, and will get it or hang up itself
+        if live.request_id in self.live:
+            self.cancel(live.request_id, Reason.CLIENT_GONE)
+        elif session is not None:
+            session.acknowledge(live.request_id)
+
+    def session_with(self, ref: WorkerRef) -> Session | None:
+        """The open session with that start of a worker."""
+        return self._sessions.get(ref) if self.policy.is_linked(ref) else None
+
     def cancel(self, request_id: RequestId, reason: Reason) -> None:
-        """Ends a request everywhere; nothing happens to one that is not live."""
+        """Ends a request everywhere; nothing happens to one that is not live, or cancelled already."""
         self._carry_out(self.policy.cancel(request_id, reason, self._clock()))
+
+    def attachment_failed(self, request_id: RequestId) -> None:
+        """See attach.Owner. The call that had the request may have gone meanwhile."""
+        if request_id not in self.calls:
+            self.cancel(request_id, Reason.CLIENT_GONE)
+
+    def attachment_dropped(self, request_id: RequestId, session: Session) -> None:
+        """See attach.Owner. The newest call has hung up: that is the end for older ones too."""
+        self._supersede(request_id)
+        if request_id in self.live:
+            self.cancel(request_id, Reason.CLIENT_GONE)
+        else:
+            session.cancel(request_id)
 
     async def drain(self, timeout_s: float) -> bool:
         """Waits until nothing is live, at most `timeout_s`. Whether that came about. `run` must run
@@ -133,8 +179,10 @@ class RouterLoop:
     def assert_empty(self) -> None:
         """Raises Internal if a request is live here or in the policy, or a session or a task is left."""
         self.policy.assert_empty()
-        if self.live or self._sessions or self._closing:
-            raise Internal(f"left: {sorted(self.live)}, {sorted(map(str, self._sessions))}, {self._closing}")
+        self.attachments.assert_empty()
+        if self.live or self.calls or self._sessions or self._closing:
+            held = sorted({*self.live, *self.calls})
+            raise Internal(f"left: {held}, {sorted(map(str, self._sessions))}, {self._closing}")
 
     # SessionListener
 
@@ -142,6 +190,12 @@ class RouterLoop:
         """See SessionListener."""
         if self._is_current(session):
             self._carry_out(self.policy.link_up(session.ref, self._clock()))
+            self.attachments.look()
+
+    def session_answer(self, session: Session, answer: decode_pb2.SessionResponse) -> None:
+        """See SessionListener."""
+        if self._is_current(session):
+            self.attachments.answer(session.ref, answer)
 
     def session_lost(self, session: Session, reason: Reason, cause: DiptychError) -> None:
         """See SessionListener."""
@@ -150,6 +204,7 @@ class RouterLoop:
             level = logging.WARNING if session.was_up else logging.INFO
             log.log(level, "no session with decode worker %s (%s): %s", session.ref, reason.value, cause)
             del self._sessions[session.ref]
+            self.attachments.lost(session.ref, cause)
             self._carry_out(self.policy.link_lost(session.ref, reason, cause, self._clock()))
 
     def session_deltas(self, session: Session, deltas: Deltas) -> None:
@@ -209,7 +264,7 @@ class RouterLoop:
         session.start()
 
     def _submit(self, live: LiveRequest, ref: WorkerRef, moved: Reason | None) -> None:
-        live.worker_id = ref.worker_id
+        live.ref = ref
         if moved is not None:
             live.fallbacks[moved] += 1
             reason = live.ended_by(self._eos_ids)
@@ -232,10 +287,17 @@ class RouterLoop:
     def _end(self, live: LiveRequest, finish: common_pb2.Finish, now: float) -> None:
         if live.end(wire.finish_message(live, finish), now):
             self.num_finished += 1
-            self.recent.add(live.times, len(live.output))
-            record_end(self._recorder, live, finish)
+            if not live.is_adopted:  # its times began elsewhere
+                self.recent.add(live.times, len(live.output))
+                record_end(self._recorder, live, finish)
             reason = common_pb2.FinishReason.Name(finish.reason)
             log.info("ended: %s", reason, extra={"request_id": live.request_id, "label": live.checked.label})
+
+    def _supersede(self, request_id: RequestId) -> None:
+        """The call that has the request, if one does, hears of its end."""
+        before = self.calls.get(request_id)
+        if before is not None:
+            self._end(before, wire.superseded(), self._clock())
 
     def _fail(self, live: LiveRequest, error: DiptychError) -> None:
         live.error = live.error or error

@@ -52,6 +52,17 @@ class Outgoing:
         self._filled.set()
         return True
 
+    def attach(self, attach: decode_pb2.SessionAttach) -> None:
+        """Queues the wish to have a request that runs there."""
+        self._urgent.append(decode_pb2.SessionRequest(attach=attach))
+        self._filled.set()
+
+    def acknowledge(self, request_id: RequestId) -> None:
+        """Queues that a request's last word has arrived where it should."""
+        acknowledge = decode_pb2.SessionAcknowledge(request_id=request_id)
+        self._urgent.append(decode_pb2.SessionRequest(acknowledge=acknowledge))
+        self._filled.set()
+
     def beat(self) -> None:
         """Queues a sign of life, unless something waits to be sent, which is one as well."""
         if not self._urgent and not self._prompts:

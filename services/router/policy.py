@@ -77,6 +77,11 @@ class RouterPolicy:
         """Workers that may be given requests."""
         return [ref for ref, worker in self._workers.items() if worker.usable]
 
+    def is_cancelling(self, request_id: RequestId) -> bool:
+        """Whether nobody wants a live request any more."""
+        live = self._live.get(request_id)
+        return live is not None and live.state is State.CANCELLING
+
     def worker_of(self, request_id: RequestId) -> WorkerRef | None:
         """Where a live request is; None while it waits."""
         live = self._live.get(request_id)
@@ -145,6 +150,28 @@ class RouterPolicy:
                 self._finish_rate.time_for_s(self.num_queued),
             )
         return decisions
+
+    def is_linked(self, ref: WorkerRef) -> bool:
+        """Whether a session with that start of a worker is open, listed or not."""
+        worker = self._workers.get(ref)
+        return worker is not None and worker.link is Link.UP
+
+    def knows(self, ref: WorkerRef) -> bool:
+        """Whether that start of a worker is in the registry, or serves us still."""
+        return ref in self._workers
+
+    def adopt(self, arrival: Arrival, ref: WorkerRef, now: float) -> None:
+        """A request that runs on `ref`, with which a session is open, is ours from now on. Nothing happens
+        where it is already."""
+        if arrival.request_id in self._live:
+            return
+        if not self.is_linked(ref):
+            raise Internal(f"{arrival.request_id} was adopted on {ref}, which is not linked")
+        live = Live(arrival, self._num_arrivals, now + self._limits.max_wait_s)
+        self._num_arrivals += 1
+        live.state, live.ref = advance(live.state, Event.PLACE), ref
+        self._live[arrival.request_id] = live
+        self.counters[Reason.ROUTER_LOST] += 1
 
     def finish(self, request_id: RequestId, now: float) -> list[Decision]:
         """Its worker said the last word."""

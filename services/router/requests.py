@@ -18,7 +18,7 @@ from diptych.domain.errors import DiptychError, Internal
 from diptych.domain.ids import ChunkHash, RequestId, Tenant, WorkerId
 from diptych.domain.sampling import SamplingParams
 from diptych.v1 import common_pb2, decode_pb2
-from services.router.decisions import Reason
+from services.router.decisions import Reason, WorkerRef
 
 MERGED_TOKENS: Final = 1024
 """A message that waits for its client takes in what comes after it up to so many tokens."""
@@ -51,26 +51,49 @@ class Piece:
 class LiveRequest:
     """One request between its worker and its client."""
 
-    def __init__(self, request_id: RequestId, checked: CheckedRequest, now: float) -> None:
+    def __init__(
+        self,
+        request_id: RequestId,
+        checked: CheckedRequest,
+        now: float,
+        *,
+        output: Sequence[int] = (),
+        num_earlier_moves: int = 0,
+    ) -> None:
+        """`output`: what its client has already, where it comes from another router."""
         self.request_id = request_id
         self.checked = checked
-        self.output: list[int] = []
+        self.output: list[int] = list(output)
         """Every token that came, taken by the client or not: what a request that moves starts from."""
-        self.worker_id = WorkerId("")
+        self.ref: WorkerRef | None = None
+        """The worker that has it, or had it last."""
+        self.told: WorkerRef | None = None
+        """The worker that its client's latest resume token names."""
         self.fallbacks: Counter[Reason] = Counter()
-        """Why it left each of the workers that it left."""
+        """Why it left each of the workers that it left, and its router."""
         self.error: DiptychError | None = None
         """What ended it, where that was the router's word and not a worker's."""
         self.ended = False
         """The last piece is there. Nothing is taken in after it."""
         self.times = Times(now)
+        self._num_earlier_moves = num_earlier_moves
         self._pieces: deque[Piece] = deque()
         self._filled = asyncio.Event()
 
     @property
     def num_moves(self) -> int:
         """Decode workers that it left."""
-        return self.fallbacks.total()
+        return self._num_earlier_moves + self.fallbacks.total() - self.fallbacks[Reason.ROUTER_LOST]
+
+    @property
+    def is_adopted(self) -> bool:
+        """Whether it began at another router."""
+        return bool(self.fallbacks[Reason.ROUTER_LOST])
+
+    @property
+    def worker_id(self) -> WorkerId:
+        """Empty while none has had it."""
+        return self.ref.worker_id if self.ref else WorkerId("")
 
     def push(self, delta: decode_pb2.Delta, now: float) -> None:
         """Takes in new tokens. Raises Internal, taking in nothing, for a gap, a repeat, or more than was

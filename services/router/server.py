@@ -3,7 +3,7 @@
 A request that cannot be served, or that fails before its first message, ends as a status with details; one
 that fails later ends with a message whose `finish` holds the failure, so that its trail reaches the client.
 The id is in every message, and in the initial metadata from the moment of admission: a caller may cancel
-before the first token.
+before the first token. So may a resume token be: a caller whose router dies then goes on at another.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from diptych.domain.records import WorkerRecord
 from diptych.v1 import common_pb2, router_pb2
 from diptych.v1.router_pb2_grpc import RouterServicer as Base
 from services.router import wire
-from services.router.decisions import Reason
+from services.router.decisions import Reason, WorkerRef
 from services.router.loop import RouterLoop
 from services.router.model import ServedModel
 from services.router.requests import LiveRequest, Piece
+from services.router.tokens import Claims, ResumeTokens
 from services.router.validate import Validator
 
 REQUEST_ID: Final = "diptych-request-id"
 """Key of the initial metadata."""
+RESUME_TOKEN: Final = "diptych-resume-token-bin"
+"""Another."""
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -41,6 +44,7 @@ class RouterServicer(Base):
         model: ServedModel,
         validator: Validator,
         loop: RouterLoop,
+        tokens: ResumeTokens,
         *,
         peers: Callable[[], Sequence[WorkerRecord]],
         store_available: Callable[[], bool],
@@ -50,6 +54,7 @@ class RouterServicer(Base):
         self._model = model
         self._validator = validator
         self._loop = loop
+        self._tokens = tokens
         self._peers = peers
         self._store_available = store_available
         self._slow_client_s = slow_client_s
@@ -61,24 +66,47 @@ class RouterServicer(Base):
         checked = await self._validator.check(request)
         live = self._loop.admit(checked)
         try:
-            await context.send_initial_metadata(((REQUEST_ID, live.request_id),))
-            await self._relay(live, context)
+            await context.send_initial_metadata(self._metadata(live))
+            piece = await live.next()
+            if piece.finish is not None and _has_only_failed(piece, piece.finish):
+                raise live.error or wire.error_of(piece.finish.failure)
+            await self._relay(live, piece, context)
         finally:
-            self._loop.cancel(live.request_id, Reason.CLIENT_GONE)
+            self._loop.hang_up(live)
 
-    async def _relay(self, live: LiveRequest, context: _Context) -> None:
-        piece = await live.next()
-        if piece.finish is not None and _has_only_failed(piece, piece.finish):
-            raise live.error or wire.error_of(piece.finish.failure)
+    async def Attach(  # type: ignore[override]  # noqa: N802  # as Generate
+        self, request: router_pb2.AttachRequest, context: _Context
+    ) -> None:
+        """Goes on with a request whose router is gone; ends it everywhere when its client goes."""
+        claims = self._tokens.read(request.resume_token, request.tenant)
+        live = await self._loop.attachments.attach(claims, request.next_index)
+        try:
+            await context.send_initial_metadata(self._metadata(live))
+            # At once: from now on the caller knows that it may be gone for as long again.
+            await self._relay(live, Piece(request.next_index), context)
+        finally:
+            self._loop.hang_up(live)
+
+    def _metadata(self, live: LiveRequest) -> tuple[tuple[str, str | bytes], ...]:
+        told: tuple[tuple[str, str | bytes], ...] = ((REQUEST_ID, live.request_id),)
+        return (*told, (RESUME_TOKEN, self._token(live, live.ref))) if live.ref else told
+
+    def _token(self, live: LiveRequest, ref: WorkerRef) -> bytes:
+        return self._tokens.mint(Claims(live.request_id, live.checked.tenant, ref))
+
+    async def _relay(self, live: LiveRequest, piece: Piece, context: _Context) -> None:
         await self._write(live, piece, context)
         while piece.finish is None:
             piece = await live.next()
             await self._write(live, piece, context)
 
     async def _write(self, live: LiveRequest, piece: Piece, context: _Context) -> None:
+        token = b""
+        if live.ref is not None and live.ref != live.told:
+            live.told, token = live.ref, self._token(live, live.ref)
         try:
             async with asyncio.timeout(self._slow_client_s):
-                await context.write(wire.piece_message(live, piece))
+                await context.write(wire.piece_message(live, piece, token))
         except TimeoutError:
             self._loop.cancel(live.request_id, Reason.SLOW_CLIENT)
             raise DeadlineExceeded(f"the client took nothing for {self._slow_client_s:g} s") from None

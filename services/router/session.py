@@ -2,8 +2,9 @@
 
     hello ──▶            first, once: wire version, both ends' ids and epochs
           ◀── welcome    the worker is who we meant; requests may be sent
-    submit, piece, cancel, heartbeat ──▶
+    submit, piece, cancel, attach, acknowledge, heartbeat ──▶
           ◀── deltas     one message a step, with every request's new tokens; without any it is a heartbeat
+          ◀── attached, piece, refused     the answer to attach
 
 A session ends when the stream does, or when the peer stays silent for `silent_s`: a process that was stopped
 closes nothing, and its machine still answers pings. Silence is counted in wake-ups of our own, not by the
@@ -46,6 +47,9 @@ class SessionListener(Protocol):
 
     def session_deltas(self, session: Session, deltas: Deltas) -> None:
         """One step's new tokens."""
+
+    def session_answer(self, session: Session, answer: decode_pb2.SessionResponse) -> None:
+        """Part of what the worker answers to `attach`."""
 
     def session_lost(self, session: Session, reason: Reason, cause: DiptychError) -> None:
         """The session is over, not by our will; nothing follows."""
@@ -92,6 +96,14 @@ class Session:
         """Queues a cancel. False: the worker has never heard of the request, and will not."""
         return self._outgoing.cancel(request_id)
 
+    def attach(self, attach: decode_pb2.SessionAttach) -> None:
+        """Queues the wish to have a request that runs there; the listener hears the answer."""
+        self._outgoing.attach(attach)
+
+    def acknowledge(self, request_id: RequestId) -> None:
+        """Queues that nothing of an ended request need be kept."""
+        self._outgoing.acknowledge(request_id)
+
     async def close(self) -> None:
         """Ends the session; the listener hears no more of it. Idempotent."""
         if self._task is not None:
@@ -130,6 +142,8 @@ class Session:
                 response = await self._next(call)
                 if response.deltas:
                     self._listener.session_deltas(self, response.deltas)
+                elif response.ByteSize():
+                    self._listener.session_answer(self, response)
         except (LayoutMismatch, Stale, CallerError) as error:
             return Reason.WORKER_REFUSED, error
         except DiptychError as error:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from diptych.domain.errors import Cancelled, DiptychError, named_error
 from diptych.domain.records import Role, WorkerRecord
+from diptych.rpc.inspection import link_messages
 from diptych.rpc.params import params_to_proto
 from diptych.v1 import common_pb2, decode_pb2, router_pb2, worker_pb2
 from services.router.decisions import Reason
@@ -35,14 +36,15 @@ def submit_message(live: LiveRequest) -> decode_pb2.Submit:
     )
 
 
-def piece_message(live: LiveRequest, piece: Piece) -> router_pb2.GenerateResponse:
-    """One message of a client's stream."""
+def piece_message(live: LiveRequest, piece: Piece, resume_token: bytes) -> router_pb2.GenerateResponse:
+    """One message of a client's stream. `resume_token` is empty where the client has it."""
     return router_pb2.GenerateResponse(
         request_id=live.request_id,
         index=piece.index,
         tokens=piece.tokens,
         text=piece.text,
         finish=piece.finish,
+        resume_token=resume_token,
     )
 
 
@@ -61,6 +63,13 @@ def finish_message(live: LiveRequest, finish: common_pb2.Finish) -> common_pb2.F
 def finish_for(reason: int) -> common_pb2.Finish:
     """A last word that no worker said: `reason` is a FinishReason."""
     return common_pb2.Finish(reason=common_pb2.FinishReason.ValueType(reason), trail=common_pb2.Trail())
+
+
+def superseded() -> common_pb2.Finish:
+    """The last word to a client whose request another call has attached to."""
+    finish = finish_for(common_pb2.FINISH_REASON_ABORT)
+    finish.failure.kind, finish.failure.message = "Cancelled", "superseded: another call has attached to it"
+    return finish
 
 
 def finish_for_error(error: DiptychError) -> common_pb2.Finish:
@@ -103,4 +112,5 @@ def worker_message(record: WorkerRecord) -> worker_pb2.WorkerStatus:
             tpot_s=load.tpot_s,
             ttft_s=load.ttft_s,
         ),
+        links=link_messages(load.links),
     )

@@ -72,6 +72,35 @@ async def test_another_epochs_withdrawal_changes_nothing(directory: ChunkDirecto
     assert await directory.locate([chunk(0)], {(W1, E2)}) == {chunk(0): (ChunkLocation(W1, E2, Tier.L1),)}
 
 
+async def test_the_next_start_of_a_worker_removes_what_the_last_one_left(
+    directory: ChunkDirectory, redis: Redis, shard: str
+) -> None:
+    assert await directory.succeed(W1, E1) == 0
+    await directory.publish(W1, E1, {chunk(0): Tier.L2, chunk(1): Tier.L2})
+    await directory.publish(W2, E2, {chunk(0): Tier.L2})
+    assert await directory.succeed(W1, E1) == 0, "our own stay"
+    assert await directory.succeed(W1, E2) == 2
+    assert await directory.succeed(W1, E2) == 0
+    assert await directory.locate([chunk(0), chunk(1)], {(W1, E1), (W1, E2), (W2, E2)}) == {
+        chunk(0): (ChunkLocation(W2, E2, Tier.L2),)
+    }
+    await directory.sweep_worker(W2, E2)
+    assert await keys_of(redis, shard) == [f"diptych:{{{shard}}}:holds:w1"]
+    await directory.sweep_worker(W1, E2)
+    assert await keys_of(redis, shard) == []
+
+
+async def test_a_note_of_another_type_is_passed_over(
+    directory: ChunkDirectory, redis: Redis, shard: str
+) -> None:
+    await redis.set(f"diptych:{{{shard}}}:holds:w1", "garbage")
+    assert await directory.succeed(W1, E1) == 0
+    await redis.delete(f"diptych:{{{shard}}}:holds:w1")
+    await redis.sadd(f"diptych:{{{shard}}}:holds:w1", "no epoch")
+    assert await directory.succeed(W1, E1) == 0
+    await directory.sweep_worker(W1, E1)
+
+
 async def test_any_number_is_handled_in_pieces(directory: ChunkDirectory, redis: Redis, shard: str) -> None:
     chunks = [chunk(i) for i in range(2 * PIECE + 1)]
     await directory.publish(W1, E1, dict.fromkeys(chunks, Tier.L1))

@@ -33,18 +33,20 @@ local function lives(holder)
 end
 for _, key in ipairs(redis.call('KEYS', '*')) do
   local kind, name = string.match(string.sub(key, #prefix + 1), '^(%a+):?(.*)$')
-  local bad = redis.call('PTTL', key) < 0
+  local bad = redis.call('PTTL', key) < 0 and kind ~= 'secret'
   if kind == 'prefill' then bad = bad or redis.call('XLEN', key) > 0
   elseif kind == 'holds' then bad = bad or lives(name)
   elseif kind == 'chunk' then
     for _, holder in ipairs(redis.call('HKEYS', key)) do bad = bad or lives(holder) end
+  elseif not string.find(' worker workers request secret ', ' ' .. tostring(kind) .. ' ') then bad = true
   end
   if bad then left[#left + 1] = key end
 end
 return left
 """
-"""Jobs that nobody finished, chunks that somebody alive still claims to hold, and keys that would stay for ever. What
-a dead holder had said, and a request's record, end by themselves."""
+"""Jobs that nobody finished, chunks that somebody alive still claims to hold, keys that would stay for ever,
+and keys of no known kind. What a dead holder had said, and a request's record, end by themselves; a secret
+stays."""
 ROLES = ("router", "cache", "prefill", "decode")
 
 

@@ -184,9 +184,7 @@ class FakeDecode(DecodeServicer):
         finally:
             reader.cancel()
             self.sessions.remove(session)
-            gone = [name for name, running in self.running.items() if running.session is session]
-            for name in gone:
-                del self.running[name]
+            self._forget(session)
 
     async def Begin(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError
@@ -220,6 +218,12 @@ class FakeDecode(DecodeServicer):
         registration = partial(add_DecodeServicer_to_server, self)
         self._server = await serve([registration], address=address, tls=self._tls)
         self.address = self._server.address
+
+    def _forget(self, session: FakeSession) -> None:
+        """A session is over: so are its requests."""
+        gone = [name for name, running in self.running.items() if running.session is session]
+        for name in gone:
+            del self.running[name]
 
     async def _next(self, session: FakeSession) -> decode_pb2.SessionResponse | None:
         """What a test or a step has to say; a step of its own in between; a heartbeat when there is

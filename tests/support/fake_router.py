@@ -18,6 +18,8 @@ from diptych.v1.router_pb2_grpc import RouterServicer, add_RouterServicer_to_ser
 
 HOLD = "hold"
 """In a script: say nothing until the caller cancels."""
+LOSE = "lose"
+"""In a script: end the call as a router does that dies: without a word."""
 
 Step = router_pb2.GenerateResponse | DiptychError | str
 
@@ -60,11 +62,15 @@ def worker(worker_id: str, role: worker_pb2.Role.ValueType, **load: Any) -> work
 
 
 class FakeRouter(RouterServicer):
-    """Serves while entered, on a free port unless one is given. One of `scripts` for each Generate."""
+    """Serves while entered, on a free port unless one is given. One of `scripts` for each Generate and
+    Attach."""
 
     def __init__(self, *scripts: Sequence[Step], port: int = 0) -> None:
         self.scripts = list(scripts)
         self.requests: list[router_pb2.GenerateRequest] = []
+        self.attaches: list[router_pb2.AttachRequest] = []
+        self.early_token = b""
+        """Told with the initial metadata."""
         self.status = router_pb2.StatusResponse(router_id="router-0", store_available=True)
         self.models = [router_pb2.Model(name="toy", max_context=4096, fingerprint="f0")]
         self.live: set[str] = set()
@@ -79,6 +85,15 @@ class FakeRouter(RouterServicer):
         self, request: router_pb2.GenerateRequest, context: Any
     ) -> Iterator[router_pb2.GenerateResponse]:
         self.requests.append(request)
+        return self._play(context)
+
+    def Attach(  # noqa: N802
+        self, request: router_pb2.AttachRequest, context: Any
+    ) -> Iterator[router_pb2.GenerateResponse]:
+        self.attaches.append(request)
+        return self._play(context)
+
+    def _play(self, context: Any) -> Iterator[router_pb2.GenerateResponse]:
         # From the start: a call that is cancelled while we have the floor never resumes this generator.
         script, ended, said_all = self.scripts.pop(0), threading.Event(), []
 
@@ -88,9 +103,13 @@ class FakeRouter(RouterServicer):
                 self.cancelled.set()
 
         context.add_callback(on_end)
+        if self.early_token:
+            context.send_initial_metadata((("diptych-resume-token-bin", self.early_token),))
         for step in script:
             if isinstance(step, DiptychError):
                 context.abort_with_status(to_status(step))
+            elif step == LOSE:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
             elif isinstance(step, str):
                 assert ended.wait(DEADLINE_S), "nobody cancelled"
                 return

@@ -181,7 +181,7 @@ class PairRig:
         moved = False
         for outbox in self._drain(0):
             for message in self._in_transit(
-                *outbox.tokens, *outbox.posts, *outbox.withdrawals, *outbox.begins, *outbox.chunks_done,
+                *outbox.tokens, *outbox.withdrawals, *outbox.posts, *outbox.begins, *outbox.chunks_done,
                 *outbox.ended,
             ):  # fmt: skip
                 moved = True

@@ -27,6 +27,7 @@ from services.router.config import RouterSettings
 from services.router.decisions import WorkerRef
 from services.router.loop import RouterLoop
 from services.router.model import ServedModel, load_model
+from services.router.tokens import ResumeTokens
 from tests.support.fake_decode import DEADLINE_S, FakeDecode, until
 
 MODEL: ServedModel = load_model("toy")
@@ -54,6 +55,7 @@ class RouterRig:
         self.peers: list[WorkerRecord] = [worker.record for worker in workers]
         self.store_available = True
         self.readers: list[MetricReader] = []
+        self.tokens = ResumeTokens()
         self._dialer = Dialer()
         self.loop: RouterLoop
         self.server: RpcServer
@@ -94,6 +96,7 @@ class RouterRig:
             lambda: tuple(self.peers),
             lambda: self.store_available,
             Recorder("router", "router-0", self.readers),
+            self.tokens,
         )
         registration = partial(add_RouterServicer_to_server, servicer)
         self.server = await serve([registration], address="127.0.0.1:0")

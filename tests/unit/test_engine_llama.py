@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config
 
 from diptych.domain.plan import StepPlan
-from diptych.engine import runner as runner_module
+from diptych.engine import forms
 from diptych.engine.runner import TorchRunner, open_torch_runner
 from diptych.engine.settings import EngineSettings, Profile
 from tests.support.runner_driver import DrivenSequence, advance, decode, prefill, table
@@ -20,7 +20,7 @@ from tests.support.tiny_llama import write_checkpoint
 pytestmark = pytest.mark.engine
 
 SHAPE: dict[str, Any] = {
-    "hidden_size": 48,
+    "hidden_size": 192,
     "intermediate_size": 80,
     "num_hidden_layers": 2,
     "num_attention_heads": 6,
@@ -38,7 +38,7 @@ LLAMA3 = {
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
 KINDS: dict[str, Callable[[], PretrainedConfig]] = {
-    "llama": lambda: LlamaConfig(**SHAPE, head_dim=16, tie_word_embeddings=True),
+    "llama": lambda: LlamaConfig(**SHAPE, head_dim=64, tie_word_embeddings=True),
     "llama untied": lambda: LlamaConfig(**SHAPE, rms_norm_eps=1e-3),
     "llama every head its own": lambda: LlamaConfig(**{**SHAPE, "num_key_value_heads": 6}),
     "llama3 rope": lambda: LlamaConfig(**SHAPE, rope_parameters=LLAMA3),
@@ -77,13 +77,13 @@ def test_exact_logits_equal_the_oracle_s(model: tuple[Path, Any]) -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("lacks", ["nothing", "can_fuse", "can_pack"])
 def test_fast_logits_are_near_the_oracle_s(
-    model: tuple[Path, Any], packs: bool, monkeypatch: pytest.MonkeyPatch
+    model: tuple[Path, Any], lacks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With packed weights and with plain ones; an error in a formula would be as large as the logits."""
-    if not packs:
-        monkeypatch.setattr(runner_module, "can_pack", lambda *_: False)
+    """In every form; an error in a formula would be as large as the logits."""
+    if lacks != "nothing":
+        monkeypatch.setattr(forms, lacks, lambda *_: False)
     directory, oracle = model
     expected = oracle(torch.tensor([PROMPT])).logits[0, -1:]
     for chunk in (1, 299):

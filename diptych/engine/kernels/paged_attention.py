@@ -13,28 +13,25 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from diptych.engine.kernels.jit import kernel, spread_kernel
+from diptych.engine.kernels.jit import kernel, part, spread_kernel
+from diptych.engine.kernels.tiles import VECTOR, Offsets, ask, mix, score, unpack
 from diptych.engine.kernels.vectors import (
     LANES,
-    add,
     exp,
     fill,
-    fma,
     highest,
     load,
     load_bf16,
-    load_one,
     mul,
-    prefetch,
     store,
     store_bf16,
     sub,
     total,
-    totals,
 )
 
-Tables = npt.NDArray[np.int64]
-PagedAttention = Callable[[int, int, int, int, int, Tables, Tables], None]
+Integers = npt.NDArray[np.int64]
+Floats32 = npt.NDArray[np.float32]
+PagedAttention = Callable[[int, int, int, int, int, Integers, Integers], None]
 """(queries, elements between two rows of them, keys, values, out, block tables [sequences, blocks], positions
 [sequences]): row i of `out` [sequences, heads * head_size] gets sequence i's attention. Addresses of bf16."""
 
@@ -42,131 +39,105 @@ PagedAttention = Callable[[int, int, int, int, int, Tables, Tables], None]
 def paged_attention(
     num_heads: int, num_kv_heads: int, head_size: int, block_tokens: int, num_threads: int
 ) -> PagedAttention:
-    """The kernel for pools of this shape; `head_size` is a multiple of 16. Compiled when first called."""
-    attend = _kernel(num_heads, num_kv_heads, head_size, block_tokens)
+    """The kernel for queries and a pool of this shape, compiled when first called.
+
+    `head_size` is a multiple of 16. Several threads share sequences and KV heads.
+    """
 
     @kernel
     def alone(
-        queries: int, row_step: int, keys: int, values: int, out: int, tables: Tables, ends: Tables
+        queries: int, row_step: int, keys: int, values: int, out: int, tables: Integers, ends: Integers
     ) -> None:
         for row in range(len(ends)):
-            attend(queries, row_step, keys, values, out, tables, ends, row, 0, num_kv_heads)
+            query, target = queries + row * row_step * 2, out + row * num_heads * head_size * 2
+            _attend(
+                query, keys, values, target, tables[row], ends[row], 0, num_kv_heads,
+                num_heads, num_kv_heads, head_size, block_tokens,
+            )  # fmt: skip
 
     @spread_kernel
     def spread(
-        queries: int, row_step: int, keys: int, values: int, out: int, tables: Tables, ends: Tables
+        queries: int, row_step: int, keys: int, values: int, out: int, tables: Integers, ends: Integers
     ) -> None:
         for item in numba.prange(len(ends) * num_kv_heads):
             row, head = item // num_kv_heads, item % num_kv_heads
-            attend(queries, row_step, keys, values, out, tables, ends, row, head, head + 1)
+            query, target = queries + row * row_step * 2, out + row * num_heads * head_size * 2
+            _attend(
+                query, keys, values, target, tables[row], ends[row], head, head + 1,
+                num_heads, num_kv_heads, head_size, block_tokens,
+            )  # fmt: skip
 
     return alone if num_threads == 1 else spread
 
 
-def _kernel(num_heads: int, num_kv_heads: int, head_size: int, block_tokens: int) -> Callable[..., None]:
-    """One sequence's row, for the KV heads from `first` to `last`."""
-    group = num_heads // num_kv_heads
-    head_vectors = head_size // LANES
-    slot_bytes = num_kv_heads * head_size * 2
-    head_bytes, f32_bytes = head_size * 2, head_size * 4
-    scale = np.float32(head_size**-0.5)
-    lowest = np.float32(-np.inf)
-    zero, one = np.float32(0), np.float32(1)
-    vector_bytes = LANES * 4
+@part
+def _attend(
+    query: int, keys: int, values: int, out: int, table: Integers, end: int, first: int, last: int,
+    num_heads: int, num_kv_heads: int, head_size: int, block_tokens: int,
+) -> None:  # fmt: skip
+    """One sequence, for the KV heads from `first` to `last`."""
+    group, head_f32 = num_heads // num_kv_heads, head_size * 4
+    # Scratch: scaled queries and what they have mixed, [heads, head_size] each; and what `_join` needs.
+    floats = np.empty(2 * num_heads * head_size + LANES * (head_size + LANES + group + 1), np.float32)
+    scaled = (floats.ctypes.data + 63) // 64 * 64
+    mixed, tile = scaled + num_heads * head_f32, scaled + 2 * num_heads * head_f32
+    highests, sums = np.full(num_heads, -np.inf, np.float32), np.zeros(num_heads, np.float32)
+    here, following = np.empty(LANES, np.int64), np.empty(LANES, np.int64)
+    for at in range(first * group * head_f32, last * group * head_f32, VECTOR):
+        store(scaled + at, mul(load_bf16(query + at // 2), fill(np.float32(head_size**-0.5))))
+        store(mixed + at, fill(np.float32(0)))
+    _locate(table, 0, end, following, block_tokens, num_kv_heads * head_size * 2)
+    for start in range(0, end, LANES):
+        here[:] = following
+        _locate(table, start + LANES, end, following, block_tokens, num_kv_heads * head_size * 2)
+        for head in range(first, last):
+            at, offset = head * group * head_f32, head * head_size * 2
+            _join(
+                scaled + at, mixed + at, tile, keys + offset, values + offset, here, following,
+                min(LANES, end - start), highests, sums, head * group, group, head_size,
+            )  # fmt: skip
+    for h in range(first * group, last * group):
+        inverse = fill(np.float32(1) / sums[h])
+        for at in range(h * head_f32, (h + 1) * head_f32, VECTOR):
+            store_bf16(out + at // 2, mul(load(mixed + at), inverse))
 
-    @kernel
-    def convert(slots: npt.NDArray[np.int64], count: int, source: int, tile: int) -> None:
-        """A head's rows of a tile as fp32."""
-        for t in range(count):
-            for c in range(head_vectors):
-                store(tile + t * f32_bytes + c * vector_bytes, load_bf16(source + slots[t] + c * 32))
 
-    @kernel
-    def score(query: int, tile: int, count: int, sums: int, scores: int) -> None:
-        """Products of one query with a tile's keys; minus infinity beyond them."""
-        for t in range(count):
-            row = tile + t * f32_bytes
-            found = mul(load(query), load(row))
-            for c in range(1, head_vectors):
-                found = fma(load(query + c * vector_bytes), load(row + c * vector_bytes), found)
-            store(sums + t * vector_bytes, found)
-        for t in range(count, LANES):
-            store(sums + t * vector_bytes, fill(lowest))
-        store(scores, totals(sums))
+@part
+def _locate(
+    table: Integers, start: int, end: int, offsets: Offsets, block_tokens: int, slot_bytes: int
+) -> None:
+    """Byte offsets of the 16 positions from `start`; of the last position for those from `end` on."""
+    for t in range(LANES):
+        position = min(start + t, end - 1)
+        offsets[t] = (table[position // block_tokens] * block_tokens + position % block_tokens) * slot_bytes
 
-    @kernel
-    def mix(weights: int, tile: int, count: int, fade: np.float32, mixed: int) -> None:
-        """mixed = mixed * fade + weights @ tile. Four sums in turn, because one would wait for itself."""
-        for c in range(head_vectors):
-            where, row, weight = mixed + c * vector_bytes, tile + c * vector_bytes, weights
-            a = mul(load(where), fill(fade))
-            b = fill(zero)
-            d, e = b, b
-            for _ in range(count // 4):
-                a = fma(fill(load_one(weight)), load(row), a)
-                b = fma(fill(load_one(weight + 4)), load(row + f32_bytes), b)
-                d = fma(fill(load_one(weight + 8)), load(row + 2 * f32_bytes), d)
-                e = fma(fill(load_one(weight + 12)), load(row + 3 * f32_bytes), e)
-                row += 4 * f32_bytes
-                weight += 16
-            for _ in range(count % 4):
-                a = fma(fill(load_one(weight)), load(row), a)
-                row += f32_bytes
-                weight += 4
-            store(where, add(add(a, b), add(d, e)))
 
-    @kernel
-    def attend(
-        queries: int, row_step: int, keys: int, values: int, out: int,
-        tables: Tables, ends: Tables, row: int, first: int, last: int,
-    ) -> None:  # fmt: skip
-        floats = np.empty(2 * num_heads * head_size + LANES * (head_size + LANES + 2), np.float32)
-        scaled = (floats.ctypes.data + 63) // 64 * 64
-        mixed = scaled + num_heads * f32_bytes
-        tile = mixed + num_heads * f32_bytes
-        sums = tile + LANES * f32_bytes
-        scores = sums + LANES * vector_bytes
-        slots, following = np.zeros(LANES, np.int64), np.zeros(LANES, np.int64)
-        highests = np.full(num_heads, lowest, np.float32)
-        weight_sums = np.zeros(num_heads, np.float32)
-        query = queries + row * row_step * 2
-        for c in range(first * group * head_vectors, last * group * head_vectors):
-            store(scaled + c * vector_bytes, mul(load_bf16(query + c * 32), fill(scale)))
-            store(mixed + c * vector_bytes, fill(zero))
-        end = ends[row]
-        for t in range(min(LANES, end)):
-            following[t] = (tables[row, t // block_tokens] * block_tokens + t % block_tokens) * slot_bytes
-        for start in range(0, end, LANES):
-            count = min(LANES, end - start)
-            for t in range(LANES):
-                slots[t] = following[t]
-                position = min(start + LANES + t, end - 1)
-                block = tables[row, position // block_tokens]
-                following[t] = (block * block_tokens + position % block_tokens) * slot_bytes
-            for head in range(first, last):
-                offset = head * head_bytes
-                convert(slots, count, keys + offset, tile)
-                for t in range(LANES):
-                    for line in range(0, head_bytes, 64):
-                        prefetch(keys + offset + following[t] + line)
-                        prefetch(values + offset + following[t] + line)
-                for h in range(head * group, (head + 1) * group):
-                    score(scaled + h * f32_bytes, tile, count, sums, scores + (h - head * group) * vector_bytes)
-                convert(slots, count, values + offset, tile)
-                for h in range(head * group, (head + 1) * group):
-                    where = scores + (h - head * group) * vector_bytes
-                    found = load(where)
-                    raised = max(highests[h], highest(found))
-                    fade = total(exp(fill(highests[h] - raised))) / np.float32(LANES)
-                    weights = exp(sub(found, fill(raised)))
-                    store(where, weights)
-                    weight_sums[h] = weight_sums[h] * fade + total(weights)
-                    highests[h] = raised
-                    mix(where, tile, count, fade, mixed + h * f32_bytes)
-        for h in range(first * group, last * group):
-            inverse = fill(one / weight_sums[h])
-            for c in range(head_vectors):
-                done = mul(load(mixed + h * f32_bytes + c * vector_bytes), inverse)
-                store_bf16(out + (row * num_heads + h) * head_bytes + c * 32, done)
+@part
+def _join(
+    queries: int, mixed: int, tile: int, keys: int, values: int, here: Offsets, following: Offsets,
+    count: int, highests: Floats32, sums: Floats32, h: int, group: int, head_size: int,
+) -> None:  # fmt: skip
+    """Joins a tile of one KV head to what its query heads, from `h` on, have mixed so far.
 
-    return attend
+    Scratch from `tile` on: the tile, 16 vectors of sums, and the group's scores.
+    """
+    head_f32 = head_size * 4
+    vectors = tile + LANES * head_f32
+    unpack(here, count, keys, tile, head_size)
+    ask(following, keys, head_size)
+    ask(following, values, head_size)
+    for g in range(group):
+        score(queries + g * head_f32, tile, count, vectors, vectors + (LANES + g) * VECTOR, head_size)
+    unpack(here, count, values, tile, head_size)
+    for g in range(group):
+        scores = vectors + (LANES + g) * VECTOR
+        found = load(scores)
+        raised = max(highests[h + g], highest(found))
+        fade = np.float32(1)
+        if raised > highests[h + g]:
+            fade = total(exp(fill(highests[h + g] - raised))) / np.float32(LANES)
+        weights = exp(sub(found, fill(raised)))
+        store(scores, weights)
+        sums[h + g] = sums[h + g] * fade + total(weights)
+        highests[h + g] = raised
+        mix(scores, tile, count, fade, mixed + g * head_f32, head_size)

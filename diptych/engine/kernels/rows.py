@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from diptych.engine.kernels.jit import kernel
+from diptych.engine.kernels.jit import kernel, part
 from diptych.engine.kernels.vectors import (
     LANES,
     add,
@@ -45,9 +45,7 @@ def norm(hidden: int, weight: int, out: int, num_rows: int, width: int, eps: flo
 
 
 @kernel
-def add_norm(
-    hidden: int, delta: int, weight: int, out: int, num_rows: int, width: int, eps: float
-) -> None:
+def add_norm(hidden: int, delta: int, weight: int, out: int, num_rows: int, width: int, eps: float) -> None:
     """Adds `delta` to `hidden`, both [rows, width]; then `norm`, of the rounded sum."""
     for row in range(num_rows):
         begin = row * width * 2
@@ -68,6 +66,21 @@ def gate(gate_up: int, out: int, num_rows: int, width: int) -> None:
             store_bf16(target + at, mul(silu, load_bf16(source + width * 2 + at)))
 
 
+@part
+def _rotate(head: int, cosines: int, sines: int, half: int) -> None:
+    for i in range(0, half, LANES):
+        first, second = load_bf16(head + i * 2), load_bf16(head + (half + i) * 2)
+        cos, sin = load(cosines + i * 4), load(sines + i * 4)
+        store_bf16(head + i * 2, sub(mul(first, cos), mul(second, sin)))
+        store_bf16(head + (half + i) * 2, add(mul(second, cos), mul(first, sin)))
+
+
+@part
+def _copy(source: int, target: int, num_bytes: int) -> None:
+    for at in range(0, num_bytes, _BYTES):
+        store_bf16(target + at, load_bf16(source + at))
+
+
 RotateAndKeep = Callable[[int, int, int, int, int, int, int, int], None]
 """(qkv [rows, (heads + 2 * kv_heads) * head_size], rows, positions [rows], cosines and sines fp32 [context,
 head_size / 2], slots [rows], keys and values [slots, kv_heads * head_size]); integers are int64."""
@@ -82,19 +95,6 @@ def rotate_and_keep(num_heads: int, num_kv_heads: int, head_size: int) -> Rotate
     slot_bytes = num_kv_heads * head_size * 2
 
     @kernel
-    def rotate(head: int, cosines: int, sines: int) -> None:
-        for i in range(0, half, LANES):
-            first, second = load_bf16(head + i * 2), load_bf16(head + (half + i) * 2)
-            cos, sin = load(cosines + i * 4), load(sines + i * 4)
-            store_bf16(head + i * 2, sub(mul(first, cos), mul(second, sin)))
-            store_bf16(head + (half + i) * 2, add(mul(second, cos), mul(first, sin)))
-
-    @kernel
-    def copy(source: int, target: int) -> None:
-        for at in range(0, slot_bytes, _BYTES):
-            store_bf16(target + at, load_bf16(source + at))
-
-    @kernel
     def run(
         qkv: int, num_rows: int, positions: int, cosines: int, sines: int, slots: int, keys: int, values: int
     ) -> None:
@@ -102,9 +102,9 @@ def rotate_and_keep(num_heads: int, num_kv_heads: int, head_size: int) -> Rotate
             source = qkv + row * row_bytes
             angles = load_int(positions + row * 8) * half * 4
             for head in range(source, source + values_at, head_size * 2):
-                rotate(head, cosines + angles, sines + angles)
+                _rotate(head, cosines + angles, sines + angles, half)
             slot = load_int(slots + row * 8) * slot_bytes
-            copy(source + keys_at, keys + slot)
-            copy(source + values_at, values + slot)
+            _copy(source + keys_at, keys + slot, slot_bytes)
+            _copy(source + values_at, values + slot, slot_bytes)
 
     return run

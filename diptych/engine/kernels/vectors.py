@@ -22,7 +22,7 @@ class Floats:
     """16 fp32 lanes. For type checkers: such values exist in compiled code only."""
 
 
-class _FloatsType(types.Type):  # type: ignore[misc]  # numba ships no types
+class _FloatsType(types.Type):
     def __init__(self) -> None:
         super().__init__(name="Floats")
 
@@ -32,10 +32,10 @@ _F32, _I64, _I32, _I16 = ir.FloatType(), ir.IntType(64), ir.IntType(32), ir.IntT
 _VECTOR, _BITS, _HALVES = (ir.VectorType(element, LANES) for element in (_F32, _I32, _I16))
 
 
-@register_model(_FloatsType)  # type: ignore[untyped-decorator]
-class _FloatsModel(models.PrimitiveModel):  # type: ignore[misc]
+@register_model(_FloatsType)
+class _FloatsModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, _VECTOR)
+        super().__init__(manager, kind, _VECTOR)  # type: ignore[no-untyped-call]
 
 
 def _operation(result: Any, parameters: Sequence[Any], emit: Callable[..., Any]) -> Any:
@@ -156,7 +156,7 @@ load_one: Callable[[int], np.float32] = _operation(
 load_int: Callable[[int], int] = _operation(
     types.int64, (types.int64,), lambda builder, a: builder.load(_pointer(builder, a, _I64))
 )
-fill: Callable[[float], Floats] = _operation(_FLOATS, (types.float32,), _emit_fill)
+fill: Callable[[np.float32], Floats] = _operation(_FLOATS, (types.float32,), _emit_fill)
 """The scalar in every lane."""
 add: Callable[[Floats, Floats], Floats] = _operation(
     _FLOATS, (_FLOATS, _FLOATS), lambda builder, a, b: builder.fadd(a, b)

@@ -116,6 +116,17 @@ local function depth(keys)
   return math.max(0, length - pending[1])
 end
 
+-- ARGV: most entries of each kind. Returns how many entries there are, how many are claimed, the oldest entries, and
+-- the oldest claims (id, consumer, idle ms, deliveries by the group).
+local function look(keys, argv)
+  local entries = redis.pcall('XRANGE', keys[1], '-', '+', 'COUNT', argv[1])
+  if entries.err then return {0, 0, {}, {}} end
+  local length = redis.call('XLEN', keys[1])
+  local claims = redis.pcall('XPENDING', keys[1], GROUP, '-', '+', argv[1])
+  if claims.err then return {length, 0, entries, {}} end
+  return {length, redis.call('XPENDING', keys[1], GROUP)[1], entries, claims}
+end
+
 -- Deletes the stream unless a job is left; returns 1 if it is gone.
 local function retire(keys)
   clear_foreign(keys[1])
@@ -130,4 +141,5 @@ redis.register_function{function_name='diptych_bus_done__VERSION__', callback=do
 redis.register_function{function_name='diptych_bus_sweep__VERSION__', callback=sweep, flags={'allow-oom'}}
 redis.register_function{function_name='diptych_bus_give_back__VERSION__', callback=give_back, flags={'allow-oom'}}
 redis.register_function{function_name='diptych_bus_depth__VERSION__', callback=depth, flags={'no-writes'}}
+redis.register_function{function_name='diptych_bus_look__VERSION__', callback=look, flags={'no-writes'}}
 redis.register_function{function_name='diptych_bus_retire__VERSION__', callback=retire, flags={'allow-oom'}}

@@ -16,7 +16,7 @@ from diptych.engine.kernels.rows import add_norm, gate, norm, rotate_and_keep
 from diptych.engine.row_ops import Angles
 
 
-class JitOps:
+class FusedOps:
     """`RowOps` in bf16; angles in fp32."""
 
     def __init__(self, config: ModelConfig, angles: Angles) -> None:

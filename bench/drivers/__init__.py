@@ -1,0 +1,1 @@
+"""One process for each thing that is measured; see `bench.serve`."""
