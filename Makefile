@@ -2,11 +2,11 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-CODE   := diptych services tests protos $(patsubst %/,%,$(dir $(firstword $(wildcard bench/*.py))))
+CODE   := diptych services tests protos bench
 SUITES := tests/unit tests/properties tests/scenarios tests/contract tests/architecture
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint proto up bench clean
+.PHONY: help setup demo test lint proto up peers bench clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -37,9 +37,11 @@ lint: setup  ## ruff and mypy; import rules and sizes are tests (tests/architect
 proto: setup  ## stubs of protos/ into diptych/v1
 	$(BIN)/python protos/generate.py
 
+peers: setup  ## builds what the benchmarks compare us with, in the user's cache
+	$(BIN)/python -m bench.peers
+
 bench: setup  ## the benchmarks, quick form
-	@test -n "$(wildcard bench/*.py)" || { echo "bench/ holds no benchmark yet" >&2; exit 1; }
-	@set -e; for file in $(wildcard bench/*.py); do echo "--- $$file"; $(BIN)/python $$file --quick; done
+	$(BIN)/python -m bench --quick
 
 clean:  ## away with the venv and every cache
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

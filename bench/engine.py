@@ -80,12 +80,15 @@ class _Bench:
 
     def run(self, report: Report) -> None:
         limits, cost = measured_limits(self.threads), model_cost(subjects.model_directory())
-        usage: list[tuple[str | float, ...]] = []
-        for num_tokens in self._wanted("prefill", self.sizes.prompts):
-            usage.append(self._prefill(report, num_tokens, limits, cost))
-        for context in self.sizes.contexts:
-            for batch in self._wanted("decode", self.sizes.batches):
-                usage.append(self._decode(report, batch, context, limits, cost))
+        usage = [
+            self._prefill(report, num_tokens, limits, cost)
+            for num_tokens in self._wanted("prefill", self.sizes.prompts)
+        ]
+        usage += [
+            self._decode(report, batch, context, limits, cost)
+            for context in self.sizes.contexts
+            for batch in self._wanted("decode", self.sizes.batches)
+        ]
         report.sheets.append(usage_sheet(self.threads, limits, usage))
         report.sheets += self._profiles()
 
@@ -115,7 +118,7 @@ class _Bench:
             aim, stretch = aims.get(reference, (None, None))
             claim = Claim(name, "tok/s", OURS, reference, aim=aim, stretch=stretch)
             report.rows.append(row_of(claim, samples))
-        loop = Claim(f"loop, B{batch} at {context}, {self.threads}T", "ms a step", OURS, BARE, "lower", _LOOP_AIM)
+        loop = Claim(name.replace("decode", "loop,"), "ms a step", OURS, BARE, "lower", _LOOP_AIM)
         report.rows.append(row_of(loop, step_times(samples, batch)))
         return cost.decode_usage(name, batch, context, samples.values.get(OURS, []), limits)
 

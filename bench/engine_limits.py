@@ -60,7 +60,8 @@ class ModelCost:
         if not rates:
             return (name, "–", "–", "–", "–", "–")
         flops = self.prefill_flops(num_tokens) / num_tokens * median(rates)
-        return (name, num_tokens / median(rates) * 1e3, "–", "–", flops / 1e9, _share(flops / limits.flops_per_s))
+        ms = num_tokens / median(rates) * 1e3
+        return (name, ms, "–", "–", flops / 1e9, _share(flops / limits.flops_per_s))
 
     def decode_usage(
         self, name: str, batch: int, context: int, rates: Sequence[float], limits: Limits

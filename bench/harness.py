@@ -69,8 +69,8 @@ def row_of(claim: Claim, samples: Samples) -> Row:
     missing = [failures.get(name, "not measured") for name in (claim.ours, claim.reference)
                if not values.get(name)]  # fmt: skip
     return Row(
-        claim.name, claim.unit, ours and ours.value, reference and reference.value, claim.reference,
-        ratio and ratio.value, claim.better, claim.aim, _met(claim, ratio), claim.stretch,
+        claim.name, claim.unit, _value(ours), _value(reference), claim.reference,
+        _value(ratio), claim.better, claim.aim, _met(claim, ratio), claim.stretch,
         _interval(ours), _interval(reference), _interval(ratio),
         len(values.get(claim.ours, ())), f"not run: {'; '.join(missing)}" if missing else "",
     )  # fmt: skip
@@ -82,6 +82,10 @@ def _met(claim: Claim, ratio: Estimate | None) -> bool | None:
     if ratio is None:
         return False
     return ratio.value >= claim.aim if claim.better == "higher" else ratio.value <= claim.aim
+
+
+def _value(value: Estimate | None) -> float | None:
+    return value.value if value else None
 
 
 def _interval(value: Estimate | None) -> tuple[float, float] | None:
@@ -140,7 +144,7 @@ Measure = Callable[[Options, Console], Report]
 
 def run(measures: dict[str, Measure], options: Options, console: Console | None = None) -> int:
     """Runs benchmarks, prints and writes what they found. Exit status 0 unless none of the rows is there."""
-    console = console or Console()
+    console = console or _console()
     here = machine.describe()
     console.print(machine.line(here), soft_wrap=True, highlight=False)
     report = Report()
@@ -155,6 +159,12 @@ def run(measures: dict[str, Measure], options: Options, console: Console | None 
         options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     console.print(summary(report.rows), soft_wrap=True, highlight=False)
     return 0 if report.rows else 1
+
+
+def _console() -> Console:
+    """Wide enough for the tables where the output is a file."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
 
 
 def main_of(name: str, doc: str, measure: Measure) -> None:
@@ -195,7 +205,8 @@ def _cells(row: Row) -> tuple[str, ...]:
     aim += f" ({row.stretch:g})" if row.stretch is not None else ""
     met = {True: "[green]yes", False: "[red]no", None: ""}[row.met]
     if row.why:
-        return row.name, _figure(row.ours, row.ours_interval), f"{row.reference_name}: {row.why}", "", aim, met
+        ours = _figure(row.ours, row.ours_interval)
+        return row.name, ours, f"{row.reference_name}: {row.why}", "", aim, met
     reference = f"{_figure(row.reference, row.reference_interval)} {row.reference_name}"
     ratio = _figure(row.ratio, row.ratio_interval, ".2f")
     return f"{row.name}, {row.unit}", _figure(row.ours, row.ours_interval), reference, ratio, aim, met

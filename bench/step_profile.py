@@ -77,5 +77,3 @@ class Profiler:
         large = {name: ms for name, ms in found.items() if ms >= 0.05}
         large["ours: smaller functions"] = sum(found.values()) - sum(large.values())
         return large
-
-

@@ -1,10 +1,11 @@
-"""Our model step alone: the runner, called with ready-made plans. No scheduler, no mailbox, no second process.
+"""Our model step alone: the runner, called with ready-made plans. No scheduler, mailbox or second process.
 
 `python -m bench.drivers.bare MODEL THREADS NUM_BLOCKS`
 """
 
 from __future__ import annotations
 
+import random
 import sys
 import time
 from itertools import count
@@ -32,7 +33,7 @@ class Bare:
 
     def prefill(self, num_tokens: int) -> dict[str, float]:
         """A prompt in chunks of 256, as the worker runs it; seconds until its first token."""
-        tokens = prompt(next(self._seeds), num_tokens)
+        tokens = prompt(next(self._seeds), num_tokens, self._runner.vocab_size)
         table = self._tables(1, num_tokens)[0]
         begun = time.perf_counter()
         for start in range(0, num_tokens, _CHUNK_TOKENS):
@@ -43,10 +44,15 @@ class Bare:
             )
         return {"seconds": time.perf_counter() - begun, "num_tokens": num_tokens}
 
-    def decode(self, batch: int, context: int, num_steps: int) -> dict[str, float]:
-        """Steps of `batch` sequences from position `context` on."""
-        last = [1000 + i for i in range(batch)]
+    def decode(self, batch: int, context: int, num_steps: int, scattered: bool = False) -> dict[str, float]:
+        """Steps of `batch` sequences from position `context` on; their blocks in a row, or all over the
+        pool."""
+        last = prompt(0, batch, self._runner.vocab_size)
         tables = self._tables(batch, context + _NUM_WARM + num_steps + 1)
+        if scattered:
+            places = list(range(self._runner.num_blocks[0]))
+            random.Random(0).shuffle(places)
+            tables = [[BlockId(places[block]) for block in table] for table in tables]
         begun = 0.0
         for number in range(_NUM_WARM + num_steps):
             if number == _NUM_WARM:
@@ -57,14 +63,14 @@ class Bare:
     def profile(self, batch: int, context: int, num_steps: int) -> dict[str, object]:
         """Where a decode step's time goes; see `bench.step_profile`."""
         tables = self._tables(batch, context + 1)
-        plan = self.plan([1000 + i for i in range(batch)], context, tables)
+        plan = self.plan(prompt(0, batch, self._runner.vocab_size), context, tables)
         return Profiler(lambda: self._runner.run(plan)).profile(num_steps)
 
     def profile_prefill(self, num_tokens: int, num_steps: int) -> dict[str, object]:
         """The same for the last chunk of a prompt."""
         table = self._tables(1, num_tokens)[0]
         start = max(0, num_tokens - _CHUNK_TOKENS)
-        tokens = prompt(next(self._seeds), num_tokens - start)
+        tokens = prompt(next(self._seeds), num_tokens - start, self._runner.vocab_size)
         plan = StepPlan((SequenceStep(RequestId("p"), tokens, start, (table,), self._greedy),))
         return Profiler(lambda: self._runner.run(plan)).profile(num_steps)
 

@@ -63,7 +63,7 @@ def _open() -> tuple[dict[str, object], dict[str, Op]]:
     torch.set_num_threads(int(sys.argv[2]))
     begun = time.perf_counter()
     load = transformers.AutoModelForCausalLM.from_pretrained
-    subject = Transformers(load(sys.argv[1], dtype=torch.bfloat16).eval())
+    subject = Transformers(load(sys.argv[1], dtype=torch.bfloat16))
     about = {"open_s": time.perf_counter() - begun, "version": transformers.__version__}
     return about, {"prefill": subject.prefill, "decode": subject.decode}
 

@@ -57,8 +57,8 @@ class Vllm:
 
 def _open() -> tuple[dict[str, object], dict[str, Op]]:
     import torch
-    import vllm
-    from vllm.sampling_params import RequestOutputKind
+    import vllm  # type: ignore[import-not-found]
+    from vllm.sampling_params import RequestOutputKind  # type: ignore[import-not-found]
 
     model, threads, max_batch = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(threads)

@@ -31,9 +31,12 @@ _NUM_WARM = 3
 class Worker:
     """The I/O process's part, without gRPC: submits in, tokens out."""
 
-    def __init__(self, engine: EngineProcess[DecodeOutbox], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, engine: EngineProcess[DecodeOutbox], loop: asyncio.AbstractEventLoop, vocab_size: int
+    ) -> None:
         self._engine = engine
         self._loop = loop
+        self._vocab_size = vocab_size
         self._names = count(1)
         self._fresh = count(1 << 20)
         self._primed: set[tuple[int, int]] = set()
@@ -48,11 +51,11 @@ class Worker:
 
     async def _prefill(self, num_tokens: int) -> dict[str, float]:
         begun = time.perf_counter()
-        await self._finish([prompt(next(self._fresh), num_tokens)], 1)
+        await self._finish([prompt(next(self._fresh), num_tokens, self._vocab_size)], 1)
         return {"seconds": time.perf_counter() - begun, "num_tokens": num_tokens}
 
     async def _decode(self, batch: int, context: int, num_steps: int) -> dict[str, float]:
-        prompts = [prompt(context * 1000 + i, context + 1) for i in range(batch)]
+        prompts = [prompt(context * 1000 + i, context + 1, self._vocab_size) for i in range(batch)]
         new = [i for i in range(batch) if (context, i) not in self._primed]
         for i in new:
             await self._finish([prompts[i]], 1)
@@ -98,7 +101,7 @@ def _open() -> tuple[dict[str, object], dict[str, Op]]:
     ready = loop.run_until_complete(start()).ready
     if ready is None or ready.error is not None:
         raise RuntimeError(ready.error.message if ready and ready.error else "no answer")
-    worker = Worker(engine, loop)
+    worker = Worker(engine, loop, ready.vocab_size)
     return {"open_s": time.perf_counter() - begun}, {"prefill": worker.prefill, "decode": worker.decode}
 
 

@@ -84,6 +84,8 @@ class AsyncGeneration:
         again = self._course.after_loss(error, now)
         self._routers.addresses.leave(address)
         await asyncio.sleep(again.pause_s)
+        if self._ended:  # closed by another task meanwhile
+            raise error
         left_s = max(0.0, self._deadline - now)
         if again.attach:
             calling = self._routers.attach(self._course.attach_request(), left_s)
@@ -96,10 +98,10 @@ class AsyncGeneration:
         if self._ended:
             return
         self._ended = True
-        if self._begun.done() and not self._begun.cancelled():
-            self._begun.result()[1].cancel()
-        else:
+        if not self._begun.done():
             self._begun.cancel()
+        elif not self._begun.cancelled() and self._begun.exception() is None:
+            self._begun.result()[1].cancel()
 
     async def __aenter__(self) -> Self:
         return self

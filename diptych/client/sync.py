@@ -87,6 +87,8 @@ class Generation:
             self._address, self._call = self._routers.attach(self._course.attach_request(), left_s)
         else:
             self._address, self._call = self._routers.generate(self._request, left_s)
+        if self._ended:  # closed by another thread meanwhile, which saw the call before
+            self._call.cancel()  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """Cancels the request everywhere unless it has ended. Idempotent."""

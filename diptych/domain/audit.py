@@ -19,9 +19,9 @@ class Held:
     """One thing that a process holds.
 
     `kind` is a word of a closed set: request · delivery (a request that the engine does not know) · last word
-    (of an ended request, not acknowledged yet) · job (on the bus) · attempt (a prefill) · read (of a chunk) ·
-    stream (of an attempt) · chunk (readable by others) · borrow (read from a lender) · loan (of or to
-    somebody) · fill (a chunk that a cache reads).
+    (of an ended request, kept for whoever may ask) · job (on the bus) · attempt (a prefill) · read (of a
+    chunk) · stream (of an attempt) · chunk (readable by others) · borrow (read from a lender) · loan (of or
+    to somebody) · fill (a chunk that a cache reads).
     """
 
     kind: str

@@ -84,30 +84,37 @@ def sdpa_decode(pieces: Sequence[Piece], device: str) -> Call:
 def sdpa_prefill(piece: Piece, device: str) -> Call:
     """torch's scaled dot product, in tiles of query rows."""
     slots = torch.from_numpy(piece.slots()).to(device)
-    tiles = []
-    for first in range(0, piece.num_rows, _QUERY_TILE):
-        last = min(first + _QUERY_TILE, piece.num_rows)
-        positions = torch.arange(piece.start + first, piece.start + last, device=device)
-        context = piece.start + last
-        tiles.append((first, last, torch.arange(context, device=device) <= positions[:, None]))
+    tiles = [
+        (first, min(first + _QUERY_TILE, piece.num_rows)) for first in range(0, piece.num_rows, _QUERY_TILE)
+    ]
+    masks: list[Tensor] = []
 
     def call(queries: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
+        if not masks:  # the first layer's call makes them for all
+            masks.extend(_mask(piece.start + first, piece.start + last, queries) for first, last in tiles)
         context_keys, context_values = (
             _gathered(layer, slots[None]).transpose(1, 2) for layer in (keys, values)
         )
-        for first, last, visible in tiles:
+        for (first, last), mask in zip(tiles, masks, strict=True):
             rows = slice(piece.row + first, piece.row + last)
-            context = visible.shape[1]
+            context = piece.start + last
             found = functional.scaled_dot_product_attention(
                 queries[rows].transpose(0, 1)[None],
                 context_keys[:, :, :context],
                 context_values[:, :, :context],
-                attn_mask=visible,
+                attn_mask=mask,
                 enable_gqa=True,
             )
             out[rows] = found[0].transpose(0, 1)
 
     return call
+
+
+def _mask(first: int, last: int, like: Tensor) -> Tensor:
+    """What is added to the scores of positions `first` to `last`: [last - first, last], in `like`'s dtype."""
+    positions = torch.arange(last, device=like.device)
+    hidden = positions > positions[first:, None]
+    return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, -torch.inf)
 
 
 sdpa = mixed(sdpa_decode, sdpa_prefill)

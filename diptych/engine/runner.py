@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -116,12 +117,16 @@ def open_torch_runner(settings: EngineSettings) -> TorchRunner:
     torch.set_num_threads(settings.threads)
     dtype = kv_dtype(settings.profile)
     computation = computation_of(settings, config)
-    num_blocks = _num_blocks(settings, config, dtype, max_context)
+    need = _need(settings, config, dtype)
+    layout = _layout(directory.name, b"", config, dtype)
+    num_blocks = fitted_blocks(
+        need, layout, settings.block_tokens, max_context, available_bytes(settings.device)
+    )
+    if settings.device == "cpu":
+        huge_pages.reserve(need.weight_bytes)
     with closing(_weight_source(settings, directory, config)) as source:
         model = Llama(config, source, computation.form, max_context)
-        layout = _layout(directory.name, source.digest, config, dtype)
-    if settings.device == "cpu":
-        huge_pages.collapse()
+        layout = replace(layout, model_digest=source.digest)
     pool = KvPool(layout, (num_blocks,), settings.block_tokens, settings.device)
     runner = TorchRunner(model, pool, computation.attention)
     runner.warm_up()
@@ -144,11 +149,7 @@ def _layout(name: str, digest: bytes, config: ModelConfig, dtype: KvDtype) -> Kv
     return KvLayout(name, digest, (group,), dtype)
 
 
-def _num_blocks(settings: EngineSettings, config: ModelConfig, dtype: KvDtype, max_context: int) -> int:
-    """Blocks of the pool, once it is certain that they fit beside the weights."""
+def _need(settings: EngineSettings, config: ModelConfig, dtype: KvDtype) -> Need:
     # The head is counted apart from the embeddings: packed, it is a copy even where the two are tied.
     parameters = num_parameters(config) + config.vocab_size * config.hidden_size * config.tied_embeddings
-    need = Need(parameters * dtype.itemsize, settings.num_blocks, settings.memory_bytes)
-    layout = _layout(settings.model_path, b"", config, dtype)
-    available = available_bytes(settings.device)
-    return fitted_blocks(need, layout, settings.block_tokens, max_context, available)
+    return Need(parameters * dtype.itemsize, settings.num_blocks, settings.memory_bytes)

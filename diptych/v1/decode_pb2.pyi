@@ -245,7 +245,9 @@ Global___SessionAttach: _TypeAlias = SessionAttach  # noqa: Y015
 
 @_typing.final
 class SessionAcknowledge(_message.Message):
-    """The client has all of it, last word included, or wants no more of it: what was kept may go."""
+    """All of it, last word included, was sent to the client, or the client has gone: what was kept may go after the
+    grace time.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

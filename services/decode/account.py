@@ -32,7 +32,7 @@ def joined(load: EngineLoad, deliveries: Iterable[Delivery], now: float) -> tupl
     """What the engine holds, its requests with the router that wants them, and what only we hold.
 
     A request that we do not know is left without an owner. One that the engine does not know is a
-    "delivery", an ended one whose last word nobody has acknowledged a "last word".
+    "delivery". An ended one is a "last word": not acknowledged yet, or kept for a client that may come back.
     """
     running: dict[str, Held] = {}
     last_words: list[Held] = []
@@ -56,6 +56,6 @@ def _owned(held: Held, running: dict[str, Held]) -> Held:
 
 
 def _of(delivery: Delivery, kind: str, now: float) -> Held:
-    owner = delivery.router[0] + ("" if delivery.session is not None else " (gone)")
+    owner = delivery.router[0] + ("" if delivery.session is not None else " (left)")
     ends_in_s = delivery.until - now if math.isfinite(delivery.until) else None
     return Held(kind, delivery.request_id, owner, ends_in_s=ends_in_s)

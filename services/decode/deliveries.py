@@ -1,15 +1,16 @@
 """What each request of this worker has put out, and which session is to hear it.
 
-    submitted ──▶ running ── last word ──▶ ended ── acknowledged ──▶ gone
-                    │ ▲                     │ ▲                       ▲
-      session broke │ │ attached            │ │      nobody came      │
-                    ▼ │                     ▼ │                       │
-                  detached                detached ── `grace_s` ──────┤
-                    └── `grace_s`, or given up ──▶ cancelled ── last word
+    submitted ──▶ running ──────────── last word ───────────▶ ended
+                    │ ▲                                       │ ▲
+      session broke │ │ attached     session broke, or all of │ │ attached
+                    ▼ │                   it was acknowledged ▼ │
+                  detached ─────────── last word ──────────▶ detached ── `grace_s` ──▶ gone
+                    └── `grace_s`, or given up ──▶ cancelled ── last word ──▶ gone
 
 A router may die at any moment, and its clients go to another: so a broken session cancels nothing at once,
-and a last word is kept until its router says that the client has it. Somebody who attaches gets what came
-from the index that he names, and then what comes. The newest attachment wins.
+and what has ended is kept until its router has given all of it to the network, and then for as long as a
+client takes to come back whose network lost it with the router. Somebody who attaches gets what came from the
+index that he names, and then what comes. The newest attachment wins.
 
 A router has one session with us at a time. When one that we know opens another, it lives, and has placed
 anew what it had on the one before: that is cancelled. A request that comes back while its cancelled self is
@@ -156,10 +157,10 @@ class Deliveries:
         return [] if waited is None else [waited]
 
     def acknowledge(self, session: RouterSession, request_id: RequestId) -> None:
-        """Its client has it all. Nothing happens where the session has it no more, or it has not ended."""
+        """All of it was sent. Nothing happens where the session has it no more, or it has not ended."""
         delivery = self._all.get(request_id)
         if delivery is not None and delivery.session is session and not delivery.is_running:
-            del self._all[request_id]
+            delivery.session, delivery.until = None, self._clock() + self._grace_s
 
     def forget_waiting(self, session: RouterSession, request_id: RequestId) -> bool:
         """Its caller gave up a submission that was put off. Whether there was one."""
@@ -170,10 +171,15 @@ class Deliveries:
         return True
 
     def cancel(self, session: RouterSession, request_id: RequestId) -> None:
-        """Its caller gave it up. Nothing happens where the session has it no more."""
+        """Its caller gave it up. Nothing happens where the session has it no more. One that ended before the
+        cancel came will never be acknowledged: nobody wants it."""
         delivery = self._all.get(request_id)
-        if delivery is not None and delivery.session is session and delivery.is_running:
+        if delivery is None or delivery.session is not session:
+            return
+        if delivery.is_running:
             self._end(delivery)
+        else:
+            del self._all[request_id]
 
     def attach(self, session: RouterSession, message: decode_pb2.SessionAttach) -> None:
         """Hands a request over to `session`, or refuses."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import xxhash
@@ -24,29 +25,33 @@ PROMPT = [72, 101, 108, 108, 111, 44, 32, 119, 111, 114, 108, 100, 33]
 BLOCKS = [9, 2, 14, 5, 11, 3]
 INVARIANT = ["toy", pytest.param("exact", marks=pytest.mark.engine)]
 """Kinds whose output depends on neither chunking nor batching; `fast` promises no such thing."""
+FREE = [pytest.param(kind, marks=pytest.mark.engine) for kind in ("fast", "fused")]
+"""`fused` is `fast` on a model that the compiled kernels serve."""
 
 
 @functools.cache
 def _opened(kind: str, path: str, block_tokens: int) -> Runner:
-    profile = Profile.FAST if kind == "fast" else Profile.EXACT
+    profile = Profile.EXACT if kind == "exact" else Profile.FAST
     seed = None if kind == "toy" else 7
     return open_runner(
         EngineSettings(path, profile, num_blocks=16, block_tokens=block_tokens, random_weights_seed=seed)
     )
 
 
-@pytest.fixture(params=[*INVARIANT, pytest.param("fast", marks=pytest.mark.engine)])
+@pytest.fixture(params=[*INVARIANT, *FREE])
 def open_(request: pytest.FixtureRequest) -> Open:
     """Opens a runner of the kind under test; calls with equal arguments share one."""
     kind: str = request.param
     if kind == "toy":
         return functools.partial(_opened, kind, "toy")
-    return functools.partial(_opened, kind, request.getfixturevalue("tiny_directory"))
+    return functools.partial(_opened, kind, str(request.getfixturevalue("directories")[kind == "fused"]))
 
 
 @pytest.fixture(scope="session")
-def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_config(tmp_path_factory.mktemp("tiny-llama")))
+def directories(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model whose heads are smaller than a vector, and one whose heads are not."""
+    root = tmp_path_factory.mktemp("tiny-llama")
+    return write_config(root / "small"), write_config(root / "whole", head_dim=32)
 
 
 @pytest.fixture

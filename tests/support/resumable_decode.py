@@ -10,7 +10,7 @@ from tests.support.fake_decode import FakeDecode, FakeSession, Running
 
 
 class ResumableDecode(FakeDecode):
-    """Nothing is forgotten but what was acknowledged; `piece_tokens` cuts the answer to an attachment."""
+    """Nothing is forgotten but what was cancelled; `piece_tokens` cuts the answer to an attachment."""
 
     def __init__(self, worker_id: str = "decode-0", *, piece_tokens: int = 3, **options: Any) -> None:
         super().__init__(worker_id, **options)
@@ -48,7 +48,6 @@ class ResumableDecode(FakeDecode):
                     self._attach(session, request.attach)
             case "acknowledge":
                 self.acknowledged.append(request.acknowledge.request_id)
-                self.kept.pop(request.acknowledge.request_id, None)
             case "cancel" if self._is_others(session, request.cancel.request_id):
                 self.received.append(f"cancel {request.cancel.request_id}")
             case "cancel":

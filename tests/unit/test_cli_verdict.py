@@ -70,7 +70,7 @@ def test_a_registered_process_that_does_not_answer() -> None:
         (Held("request", "a", "router-0"), Role.DECODE, ""),
         (Held("request", "a"), Role.DECODE, "belongs to nobody"),
         (Held("request", "a"), Role.BOTH, "belongs to nobody"),
-        (Held("request", "a", "router-9 (gone)", ends_in_s=4.0), Role.DECODE, ""),
+        (Held("request", "a", "router-9 (left)", ends_in_s=4.0), Role.DECODE, ""),
         (Held("delivery", "a", "router-0"), Role.DECODE, "its engine knows nothing of it"),
         (Held("last word", "a", "router-0", ends_in_s=200.0), Role.DECODE, ""),
         (Held("job", "a", "bus", 5.0, 0, 5.0), Role.DECODE, ""),

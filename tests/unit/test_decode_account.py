@@ -32,7 +32,7 @@ def test_a_request_belongs_to_the_router_that_wants_it() -> None:
 
 def test_one_whose_router_is_gone_ends_by_itself() -> None:
     held, _ = joined(LOAD, [delivery("a", attached=False, until=40.0)], 10.0)
-    assert held == [Held("request", "a", "router-0 (gone)", 3.0, 4, 30.0)]
+    assert held == [Held("request", "a", "router-0 (left)", 3.0, 4, 30.0)]
 
 
 def test_one_that_no_delivery_knows_belongs_to_nobody() -> None:

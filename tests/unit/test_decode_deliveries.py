@@ -171,17 +171,45 @@ def test_a_long_request_comes_in_pieces() -> None:
     assert max(response.ByteSize() for response in [first, *pieces]) < 32_000
 
 
-def test_the_last_word_is_kept_until_it_is_acknowledged() -> None:
+def test_the_last_word_is_kept_until_it_is_acknowledged_and_for_a_grace() -> None:
     rig = Rig()
     rig.submit(rig.a)
     rig.draw(b"ab", "length")
     assert rig.all.num_running == 0
     assert rig.a.requests == set()
     rig.all.acknowledge(rig.b, NAME)
+    rig.wait(GRACE_S + 1)
     assert len(rig.all) == 1, "that one does not have it"
     rig.all.acknowledge(rig.a, NAME)
-    assert len(rig.all) == 0
+    rig.wait(GRACE_S - 1)
+    rig.attach(rig.b, 1)
+    assert text_of(heard(rig.b)[1:]) == "b", "the router died before its last bytes had left"
     rig.all.acknowledge(rig.a, NAME)
+    rig.wait(GRACE_S + 1)
+    assert len(rig.all) == 1
+    rig.all.acknowledge(rig.b, NAME)
+    rig.wait(GRACE_S + 1)
+    assert len(rig.all) == 0
+    rig.all.acknowledge(rig.b, NAME)
+
+
+def test_a_cancel_that_comes_after_the_last_word_leaves_nothing() -> None:
+    rig = Rig()
+    rig.submit(rig.a)
+    rig.draw(b"xyz", "length")
+    rig.all.cancel(rig.b, NAME)
+    assert len(rig.all) == 1
+    rig.all.cancel(rig.a, NAME)
+    assert len(rig.all) == 0
+    assert rig.cancelled == []
+
+
+def test_a_running_request_cannot_be_acknowledged() -> None:
+    rig = Rig()
+    rig.submit(rig.a)
+    rig.all.acknowledge(rig.a, NAME)
+    rig.wait(GRACE_S + 1)
+    assert (rig.all.num_running, rig.cancelled) == (1, [])
 
 
 def test_what_ended_while_nobody_heard_is_there_for_a_grace() -> None:
@@ -196,6 +224,7 @@ def test_what_ended_while_nobody_heard_is_there_for_a_grace() -> None:
     assert text_of(rest) == "b"
     assert finish_of(rest).reason == common_pb2.FINISH_REASON_LENGTH
     rig.all.acknowledge(rig.b, NAME)
+    rig.wait(GRACE_S)
     assert len(rig.all) == 0
 
 

@@ -28,8 +28,9 @@ class _FloatsType(types.Type):
 
 
 _FLOATS = _FloatsType()
-_F32, _I64, _I32, _I16 = ir.FloatType(), ir.IntType(64), ir.IntType(32), ir.IntType(16)
-_VECTOR, _BITS, _HALVES = (ir.VectorType(element, LANES) for element in (_F32, _I32, _I16))
+_F32 = ir.FloatType()
+_I64, _I32, _I16, _I8 = (ir.IntType(bits) for bits in (64, 32, 16, 8))
+_VECTOR, _BITS, _HALVES, _BYTES = (ir.VectorType(kind, LANES) for kind in (_F32, _I32, _I16, _I8))
 
 
 @register_model(_FloatsType)
@@ -83,14 +84,20 @@ def _emit_store_bf16(builder: Any, address: Any, value: Any) -> None:
     builder.store(halves, _pointer(builder, address, _HALVES), align=2)
 
 
-def _emit_store(builder: Any, address: Any, value: Any) -> None:
-    builder.store(value, _pointer(builder, address, _VECTOR), align=4)
+def _emit_load_nibbles(builder: Any, address: Any, shift: Any) -> Any:
+    packed = builder.zext(builder.load(_pointer(builder, address, _BYTES), align=1), _BITS)
+    amount = _splat(builder, builder.trunc(shift, _I32), _BITS)
+    return builder.uitofp(builder.and_(builder.lshr(packed, amount), _all(_BITS, 15)), _VECTOR)
 
 
-def _emit_fill(builder: Any, scalar: Any) -> Any:
-    undefined = ir.Constant(_VECTOR, ir.Undefined)
+def _splat(builder: Any, scalar: Any, kind: Any) -> Any:
+    undefined = ir.Constant(kind, ir.Undefined)
     first = builder.insert_element(undefined, scalar, ir.Constant(_I32, 0))
     return builder.shuffle_vector(first, undefined, _all(_BITS, 0))
+
+
+def _emit_store(builder: Any, address: Any, value: Any) -> None:
+    builder.store(value, _pointer(builder, address, value.type), align=4)
 
 
 def _emit_total(builder: Any, value: Any) -> Any:
@@ -150,13 +157,22 @@ load: Callable[[int], Floats] = _operation(
     _FLOATS, (types.int64,), lambda builder, a: builder.load(_pointer(builder, a, _VECTOR), align=4)
 )
 store: Callable[[int, Floats], None] = _operation(types.void, (types.int64, _FLOATS), _emit_store)
+store_one: Callable[[int, np.float32], None] = _operation(
+    types.void, (types.int64, types.float32), _emit_store
+)
 load_one: Callable[[int], np.float32] = _operation(
     types.float32, (types.int64,), lambda builder, a: builder.load(_pointer(builder, a, _F32))
 )
+load_nibbles: Callable[[int, int], Floats] = _operation(
+    _FLOATS, (types.int64, types.int64), _emit_load_nibbles
+)
+"""16 numbers from 0 to 15: bits `shift` to `shift + 4` of each of 16 bytes."""
 load_int: Callable[[int], int] = _operation(
     types.int64, (types.int64,), lambda builder, a: builder.load(_pointer(builder, a, _I64))
 )
-fill: Callable[[np.float32], Floats] = _operation(_FLOATS, (types.float32,), _emit_fill)
+fill: Callable[[np.float32], Floats] = _operation(
+    _FLOATS, (types.float32,), lambda builder, a: _splat(builder, a, _VECTOR)
+)
 """The scalar in every lane."""
 add: Callable[[Floats, Floats], Floats] = _operation(
     _FLOATS, (_FLOATS, _FLOATS), lambda builder, a, b: builder.fadd(a, b)

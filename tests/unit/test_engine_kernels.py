@@ -1,0 +1,156 @@
+"""Compiled kernels against torch in fp32, on the same bf16 memory."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+pytest.importorskip("numba")
+
+from diptych.engine.kernels.paged_attention import PagedAttention, paged_attention
+from diptych.engine.kernels.rows import add_norm, gate, norm, rotate_and_keep
+from diptych.engine.rope import rotate
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
+
+SHAPES = [(9, 3, 64), (4, 4, 16), (4, 1, 32)]
+"""Heads, KV heads and head size."""
+BLOCK_TOKENS = (1, 7, 16, 32)
+EDGES = [1, 2, 15, 16, 17, 31, 32, 33, 160]
+compiled = functools.cache(paged_attention)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A pool with a step's queries: tables are disjoint, in random order; what no table names is NaN."""
+
+    tables: np.ndarray
+    ends: np.ndarray
+    queries: torch.Tensor  # [rows, heads, head_size], of rows that hold more than them
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+def _pool(shape: tuple[int, int, int], block_tokens: int, ends: list[int], seed: int) -> Pool:
+    num_heads, num_kv_heads, head_size = shape
+    generator = torch.Generator().manual_seed(seed)
+    widest = max(-(-end // block_tokens) for end in ends)
+    blocks = torch.randperm(len(ends) * widest + 3, generator=generator)[: len(ends) * widest]
+    tables = blocks.view(len(ends), widest).numpy()
+    keys, values = (
+        torch.full(((len(ends) * widest + 3) * block_tokens, num_kv_heads, head_size), torch.nan).bfloat16()
+        for _ in range(2)
+    )
+    for table, end in zip(tables, ends, strict=True):
+        for layer in (keys, values):
+            layer[_slots(table, end, block_tokens)] = torch.randn(
+                end, num_kv_heads, head_size, generator=generator
+            ).bfloat16()
+    rows = torch.randn(len(ends), num_heads + 5, head_size, generator=generator).bfloat16() * 2
+    return Pool(tables, np.array(ends), rows[:, :num_heads], keys, values)
+
+
+def _slots(table: np.ndarray, end: int, block_tokens: int) -> torch.Tensor:
+    positions = np.arange(end)
+    return torch.from_numpy(table[positions // block_tokens] * block_tokens + positions % block_tokens)
+
+
+def _attended(kernel: PagedAttention, pool: Pool) -> torch.Tensor:
+    out = torch.full(pool.queries.shape, torch.nan, dtype=torch.bfloat16)
+    kernel(
+        pool.queries.data_ptr(), pool.queries.stride(0), pool.keys.data_ptr(), pool.values.data_ptr(),
+        out.data_ptr(), pool.tables, pool.ends,
+    )  # fmt: skip
+    return out
+
+
+def _expected(pool: Pool, block_tokens: int) -> torch.Tensor:
+    rows = []
+    for table, end, query in zip(pool.tables, pool.ends, pool.queries, strict=True):
+        slots = _slots(table, end, block_tokens)
+        context = (layer[slots].float().transpose(0, 1)[None] for layer in (pool.keys, pool.values))
+        rows.append(
+            functional.scaled_dot_product_attention(query.float()[None, :, None], *context, enable_gqa=True)
+        )
+    return torch.cat(rows)[:, :, 0]
+
+
+@given(
+    shape=st.sampled_from(SHAPES),
+    block_tokens=st.sampled_from(BLOCK_TOKENS),
+    ends=st.lists(st.sampled_from(EDGES) | st.integers(1, 200), min_size=1, max_size=5),
+    seed=st.integers(0, 1 << 30),
+)
+@example(shape=SHAPES[0], block_tokens=16, ends=[1], seed=0)
+@settings(max_examples=60, deadline=None)
+def test_paged_attention(shape: tuple[int, int, int], block_tokens: int, ends: list[int], seed: int) -> None:
+    pool = _pool(shape, block_tokens, ends, seed)
+    found = _attended(compiled(*shape, block_tokens, 1), pool)
+    torch.testing.assert_close(found.float(), _expected(pool, block_tokens), atol=1e-5, rtol=2**-8)
+
+
+def test_two_threads_compute_what_one_does() -> None:
+    pool = _pool(SHAPES[0], 16, [33, 1, 200, 16], 4)
+    one, two = (_attended(compiled(*SHAPES[0], 16, threads), pool) for threads in (1, 2))
+    assert torch.equal(one, two)
+
+
+def test_high_scores_neither_overflow_nor_vanish() -> None:
+    """Scores of some hundreds: their exponentials are beyond fp32 unless the highest is taken off first."""
+    pool = _pool(SHAPES[0], 16, [100], 1)
+    pool.queries.mul_(100)
+    found = _attended(compiled(*SHAPES[0], 16, 1), pool)
+    torch.testing.assert_close(found.float(), _expected(pool, 16), atol=1e-4, rtol=0.02)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("width", [16, 576])
+def test_norms(rows: int, width: int) -> None:
+    hidden, delta = (torch.randn(rows, width).bfloat16() * 3 for _ in range(2))
+    weight, out = torch.randn(width).bfloat16(), torch.empty(rows, width, dtype=torch.bfloat16)
+    summed = (hidden.float() + delta.float()).bfloat16()
+    for added in (hidden, summed):
+        expected = functional.rms_norm(added.float(), (width,), weight.float(), 1e-3)
+        if added is hidden:
+            norm(hidden.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, width, 1e-3)
+        else:
+            add_norm(
+                hidden.data_ptr(), delta.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, width, 1e-3
+            )
+        torch.testing.assert_close(out.float(), expected, atol=1e-6, rtol=2**-8)
+    assert torch.equal(hidden, summed)
+
+
+def test_gate() -> None:
+    """Also where exp leaves fp32."""
+    both = torch.cat([torch.linspace(-120, 120, 64), torch.randn(64)]).repeat(2, 1).bfloat16()
+    out = torch.empty(2, 64, dtype=torch.bfloat16)
+    gate(both.data_ptr(), out.data_ptr(), 2, 64)
+    expected = functional.silu(both[:, :64].float()) * both[:, 64:].float()
+    torch.testing.assert_close(out.float(), expected, atol=1e-30, rtol=2**-8)
+
+
+def test_rotate_and_keep() -> None:
+    num_heads, num_kv_heads, head_size = 4, 2, 32
+    qkv = torch.randn(3, (num_heads + 2 * num_kv_heads) * head_size).bfloat16()
+    before = qkv.view(3, -1, head_size).float()
+    angles = torch.rand(10, head_size // 2) * 6
+    cos, sin = angles.cos(), angles.sin()
+    positions, slots = torch.tensor([9, 0, 4]), torch.tensor([5, 2, 7])
+    keys, values = (torch.zeros(8, num_kv_heads, head_size, dtype=torch.bfloat16) for _ in range(2))
+    rotate_and_keep(num_heads, num_kv_heads, head_size)(
+        qkv.data_ptr(), 3, positions.data_ptr(), cos.data_ptr(), sin.data_ptr(), slots.data_ptr(),
+        keys.data_ptr(), values.data_ptr(),
+    )  # fmt: skip
+    rotated = rotate(before[:, :6], cos[positions][:, None], sin[positions][:, None])
+    torch.testing.assert_close(qkv.view(3, -1, head_size)[:, :6].float(), rotated, atol=1e-6, rtol=2**-8)
+    assert torch.equal(keys[slots], qkv.view(3, -1, head_size)[:, 4:6])
+    assert torch.equal(values[slots].float(), before[:, 6:])
+    assert not keys[[0, 1, 3, 4, 6]].any()
