@@ -87,7 +87,7 @@ class Generation:
             self._address, self._call = self._routers.attach(self._course.attach_request(), left_s)
         else:
             self._address, self._call = self._routers.generate(self._request, left_s)
-        if self._ended:  # closed by another thread meanwhile, which saw the call before
+        if self._closing.is_set():  # closed by another thread meanwhile, which saw the call before
             self._call.cancel()  # type: ignore[no-untyped-call]
 
     def close(self) -> None:

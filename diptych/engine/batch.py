@@ -62,6 +62,15 @@ class Batch:
         return len(self.write_slots)
 
 
+def block_tables(pieces: Sequence[Piece]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Blocks [pieces, blocks], padded with 0, and ends [pieces]."""
+    ends = np.array([piece.end for piece in pieces], np.int64)
+    tables = np.zeros((len(pieces), max(piece.num_blocks for piece in pieces)), np.int64)
+    for row, piece in zip(tables, pieces, strict=True):
+        row[: piece.num_blocks] = piece.table[: piece.num_blocks]
+    return tables, ends
+
+
 def build_batch(plan: StepPlan, pool: GroupPool, row_tile: int, device: str) -> Batch:
     """The batch of a plan that has at least one step; rows are padded to a multiple of `row_tile`."""
     order = sorted(range(len(plan.steps)), key=lambda i: len(plan.steps[i].tokens) > 1)

@@ -7,21 +7,25 @@ Both    weights packed for oneDNN where it has kernels for the CPU
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 
 import torch
 
+from diptych.domain.errors import Unsupported
 from diptych.domain.layout import KvDtype
 from diptych.engine.attention import Attention, mixed, sdpa, sdpa_prefill
 from diptych.engine.config import ModelConfig
 from diptych.engine.exact_attention import exact
 from diptych.engine.linear import can_pack, packed, plain
 from diptych.engine.llama import Form
-from diptych.engine.settings import EngineSettings, Profile
+from diptych.engine.settings import EngineSettings, Profile, Weights
 
 _ROW_TILE = 16
 """Rows of every product in the exact profile: few enough for one decode, enough for a prefill."""
+_AUTO_ROWS = 8
+"""Up to here a step on 4-bit weights was measured faster than one on bf16; its arithmetic grows with rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,27 @@ def computation(settings: EngineSettings, config: ModelConfig) -> Computation:
     decode = PagedDecode(config, settings.block_tokens, settings.threads)
     form = Form(torch.bfloat16, device, linear, FusedOps, angle_dtype=torch.float32)
     return Computation(form, mixed(decode, sdpa_prefill))
+
+
+def few_row_limit(settings: EngineSettings, config: ModelConfig) -> int:
+    """Most rows of a decode step on 4-bit weights; 0: there are none.
+
+    Raises Unsupported when they are demanded of a model, or of a machine, that can't have them.
+    """
+    if settings.weights is Weights.BF16:
+        return 0
+    can = can_fuse(settings.device, config)
+    if can:
+        from diptych.engine.few_rows import can_shrink_model
+
+        can = can_shrink_model(config)
+    if can:
+        return _AUTO_ROWS if settings.weights is Weights.AUTO else sys.maxsize
+    if settings.weights is Weights.AUTO:
+        return 0
+    raise Unsupported(
+        "int4 weights need a CPU, numba, and matrices of whole blocks of 16 outputs and 32 inputs"
+    )
 
 
 def can_fuse(device: str, config: ModelConfig) -> bool:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from diptych.engine.attention import Call
-from diptych.engine.batch import Batch, Piece
+from diptych.engine.batch import Batch, Piece, block_tables
 from diptych.engine.config import ModelConfig
 from diptych.engine.kernels.paged_attention import paged_attention
 from diptych.engine.kernels.rows import add_norm, gate, norm, rotate_and_keep
@@ -63,10 +62,7 @@ class PagedDecode:
 
     def __call__(self, pieces: Sequence[Piece], device: str) -> Call:
         """See `DecodeForm`."""
-        ends = np.array([piece.end for piece in pieces], np.int64)
-        tables = np.zeros((len(pieces), max(piece.num_blocks for piece in pieces)), np.int64)
-        for row, piece in zip(tables, pieces, strict=True):
-            row[: piece.num_blocks] = piece.table[: piece.num_blocks]
+        tables, ends = block_tables(pieces)
         kernel = self._kernel
 
         def call(queries: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:

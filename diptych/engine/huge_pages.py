@@ -17,7 +17,7 @@ _MOST = (1 << 31) - 1
 
 
 def reserve(num_bytes: int) -> bool:
-    """Has malloc's next `num_bytes` bytes lie in huge pages. False where this is no Linux, or nothing came of it.
+    """Has malloc's next `num_bytes` bytes lie in huge pages. False where nothing came of it.
 
     Call it once, before anything large is allocated. glibc's malloc is told to keep what is freed: it would
     map and fault in a step's activations anew each time.

@@ -56,21 +56,26 @@ class Llama:
         self.config = config
         self.form = form
         self.max_context = max_context
-        self._embed = self._loaded(source, EMBED)  # [vocab, hidden]
-        head = self._embed if config.tied_embeddings else self._loaded(source, HEAD)
+        self.embed = self._loaded(source, EMBED)  # [vocab, hidden]
+        head = self.embed if config.tied_embeddings else self._loaded(source, HEAD)
         self._head = form.linear(head, None)
-        self._norm = self._loaded(source, NORM)
+        self.norm = self._loaded(source, NORM)
         self._layers = [self._layer(source, index) for index in range(config.num_layers)]
         tables = rope_tables(config.rope, config.head_size, max_context)
         cos, sin = (table.to(form.device, form.angle_dtype or form.dtype).contiguous() for table in tables)
-        self._ops = form.row_ops(config, Angles(cos, sin))
+        self.angles = Angles(cos, sin)
+        self._ops = form.row_ops(config, self.angles)
+
+    def embedded(self, batch: Batch) -> Tensor:
+        """The batch's tokens as [rows, hidden]."""
+        return functional.embedding(batch.tokens, self.embed)
 
     def forward(self, batch: Batch, pool: GroupPool, attend: Attend, stop: Stop | None) -> Tensor | None:
         """Writes the batch's KV and returns the sampled rows' logits, fp32 [len(sampled_rows), vocab].
 
         `stop` is polled before each layer; None once it is true. The KV of this batch is undefined then.
         """
-        hidden = functional.embedding(batch.tokens, self._embed)
+        hidden = self.embedded(batch)
         delta: Tensor | None = None
         for layer, keys, values in zip(self._layers, pool.keys, pool.values, strict=True):
             if stop is not None and stop():
@@ -96,7 +101,7 @@ class Llama:
         if delta is not None:
             hidden = hidden + delta
         padded = functional.pad(hidden, (0, 0, 0, -num_rows % tile))
-        parts = [self._head(self._ops.normed(part, None, self._norm)) for part in torch.split(padded, tile)]
+        parts = [self._head(self._ops.normed(part, None, self.norm)) for part in torch.split(padded, tile)]
         return torch.cat(parts)[:num_rows].float()
 
     def _by_tiles(

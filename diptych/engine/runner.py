@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from diptych.engine.batch import build_batch
 from diptych.engine.config import ModelConfig, read_config
 from diptych.engine.fits import Need, available_bytes, fitted_blocks
 from diptych.engine.forms import computation as computation_of
-from diptych.engine.forms import kv_dtype
+from diptych.engine.forms import few_row_limit, kv_dtype
 from diptych.engine.llama import Llama
 from diptych.engine.plan_check import check_plan
 from diptych.engine.pool import KvPool
@@ -35,11 +36,16 @@ from diptych.engine.settings import EngineSettings
 from diptych.engine.weight_source import RandomWeights, WeightSource
 from diptych.engine.weights import HEAD, num_parameters, shapes_of
 
+if TYPE_CHECKING:  # importing it takes numba
+    from diptych.engine.few_rows import FewRows
+
 
 class TorchRunner:
     """A `Runner` over a model and a pool that belong together."""
 
-    def __init__(self, model: Llama, pool: KvPool, attention: Attention) -> None:
+    def __init__(
+        self, model: Llama, pool: KvPool, attention: Attention, few_rows: FewRows | None = None
+    ) -> None:
         self.layout = pool.layout
         self.vocab_size = model.config.vocab_size
         self.max_context = model.max_context
@@ -48,6 +54,7 @@ class TorchRunner:
         self._model = model
         self._pool = pool
         self._attention = attention
+        self._few_rows = few_rows
 
     @torch.inference_mode()
     def run(self, plan: StepPlan, stop: Callable[[], bool] | None = None) -> StepOutcome:
@@ -77,6 +84,8 @@ class TorchRunner:
             return torch.empty(0, self.vocab_size)
         pool = self._pool.groups[0]
         batch = build_batch(plan, pool, self._model.form.row_tile or 1, self._pool.device)
+        if self._few_rows is not None and stop is None and self._few_rows.serves(batch):
+            return self._few_rows.logits(batch)
         attend = self._attention(batch.pieces, self._pool.device)
         return self._model.forward(batch, pool, attend, stop)
 
@@ -117,7 +126,8 @@ def open_torch_runner(settings: EngineSettings) -> TorchRunner:
     torch.set_num_threads(settings.threads)
     dtype = kv_dtype(settings.profile)
     computation = computation_of(settings, config)
-    need = _need(settings, config, dtype)
+    limit = few_row_limit(settings, config)
+    need = _need(settings, config, dtype, limit > 0)
     layout = _layout(directory.name, b"", config, dtype)
     num_blocks = fitted_blocks(
         need, layout, settings.block_tokens, max_context, available_bytes(settings.device)
@@ -127,8 +137,9 @@ def open_torch_runner(settings: EngineSettings) -> TorchRunner:
     with closing(_weight_source(settings, directory, config)) as source:
         model = Llama(config, source, computation.form, max_context)
         layout = replace(layout, model_digest=source.digest)
-    pool = KvPool(layout, (num_blocks,), settings.block_tokens, settings.device)
-    runner = TorchRunner(model, pool, computation.attention)
+        pool = KvPool(layout, (num_blocks,), settings.block_tokens, settings.device)
+        few_rows = _few_rows(model, source, pool, settings, limit) if limit else None
+    runner = TorchRunner(model, pool, computation.attention, few_rows)
     runner.warm_up()
     return runner
 
@@ -149,7 +160,20 @@ def _layout(name: str, digest: bytes, config: ModelConfig, dtype: KvDtype) -> Kv
     return KvLayout(name, digest, (group,), dtype)
 
 
-def _need(settings: EngineSettings, config: ModelConfig, dtype: KvDtype) -> Need:
+def _few_rows(
+    model: Llama, source: WeightSource, pool: KvPool, settings: EngineSettings, limit: int
+) -> FewRows:
+    from diptych.engine.few_rows import FewRows
+
+    return FewRows(model, source, pool.groups[0], settings.threads, limit)
+
+
+def _need(settings: EngineSettings, config: ModelConfig, dtype: KvDtype, has_few_rows: bool) -> Need:
     # The head is counted apart from the embeddings: packed, it is a copy even where the two are tied.
     parameters = num_parameters(config) + config.vocab_size * config.hidden_size * config.tied_embeddings
-    return Need(parameters * dtype.itemsize, settings.num_blocks, settings.memory_bytes)
+    weight_bytes = parameters * dtype.itemsize
+    if has_few_rows:
+        from diptych.engine.few_rows import num_bytes
+
+        weight_bytes += num_bytes(config)
+    return Need(weight_bytes, settings.num_blocks, settings.memory_bytes)

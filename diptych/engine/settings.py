@@ -17,7 +17,17 @@ class Profile(Enum):
     EXACT = "exact"
     """fp32 weights and KV; the logits of a position depend on its prefix alone, to the bit."""
     FAST = "fast"
-    """bf16 weights and KV; chunking and batching may change the last bits."""
+    """bf16 weights and KV (but see `Weights`); chunking and batching may change the last bits."""
+
+
+class Weights(Enum):
+    """What decode steps read. Prefill reads bf16 always."""
+
+    BF16 = "bf16"
+    INT4 = "int4"
+    """4-bit weights, in every step that is decodes alone."""
+    AUTO = "auto"
+    """4-bit weights for as few rows as they are faster for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +38,7 @@ class EngineSettings:
     `num_blocks`: size of the KV pool in blocks; when None, `memory_bytes` decides.
     `memory_bytes`: bytes of the KV pool; when None as well, room for `DEFAULT_CONTEXTS` full contexts, as far
     as memory allows.
+    `weights`: beside those of the profile, a 4-bit copy for decode steps (another 31 % of memory).
     `threads`: CPU threads of torch; one by default, because a prefill and a decode worker share a machine.
     `max_context`: at most this many positions a sequence; None: what the model was trained for.
     `random_weights_seed`: use seeded random weights of the config's shapes and read no weight files.
@@ -36,6 +47,7 @@ class EngineSettings:
 
     model_path: str
     profile: Profile = Profile.FAST
+    weights: Weights = Weights.BF16
     device: str = "cpu"
     num_blocks: int | None = None
     memory_bytes: int | None = None
@@ -56,6 +68,8 @@ class EngineSettings:
                 raise InvalidField(field, f"must be at least {low}, is {value}")
         if self.num_blocks is not None and self.memory_bytes is not None:
             raise InvalidField("num_blocks", "give the pool's size in blocks or in bytes, not both")
+        if self.profile is Profile.EXACT and self.weights is not Weights.BF16:
+            raise InvalidField("weights", f"the exact profile has one format, is {self.weights.value}")
         if self.profile is Profile.EXACT and self.threads != 1:
             raise InvalidField("threads", f"the exact profile runs on 1 thread, is {self.threads}")
         if not 0.0 <= self.toy_step_delay_s <= 60.0:

@@ -50,6 +50,13 @@ def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def matrix_shapes(config: ModelConfig) -> list[tuple[int, int]]:
+    """[out, in] of every matrix that a step multiplies with, fused ones as one, the head among them."""
+    hidden, ff = config.hidden_size, config.ff_size
+    layer = [(sum(config.qkv_sizes), hidden), (hidden, config.qkv_sizes[0]), (2 * ff, hidden), (hidden, ff)]
+    return layer * config.num_layers + [(config.vocab_size, hidden)]
+
+
 def num_parameters(config: ModelConfig) -> int:
     """Elements over all tensors."""
     return sum(torch.Size(shape).numel() for shape in shapes_of(config).values())

@@ -58,4 +58,4 @@ def _owned(held: Held, running: dict[str, Held]) -> Held:
 def _of(delivery: Delivery, kind: str, now: float) -> Held:
     owner = delivery.router[0] + ("" if delivery.session is not None else " (left)")
     ends_in_s = delivery.until - now if math.isfinite(delivery.until) else None
-    return Held(kind, delivery.request_id, owner, ends_in_s=ends_in_s)
+    return Held(kind, delivery.request_id, owner, now - delivery.since, ends_in_s=ends_in_s)

@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from diptych.domain.audit import Held
 from diptych.domain.errors import DiptychError, Stale
 from diptych.domain.ids import RequestId
 from diptych.v1 import common_pb2, decode_pb2
@@ -109,13 +108,6 @@ class Deliveries:
 
     def get(self, request_id: RequestId) -> Delivery | None:
         return self._all.get(request_id)
-
-    def held(self, now: float) -> Iterator[Held]:
-        """Each with the router that hears of it; without one where it waits for somebody to attach."""
-        for delivery in self._all.values():
-            owner = delivery.router[0] if delivery.session is not None else ""
-            ends_in_s = delivery.until - now if delivery.until < math.inf else None
-            yield Held("delivery", delivery.request_id, owner, now - delivery.since, ends_in_s=ends_in_s)
 
     def add(self, session: RouterSession, whole: Assembly, output: Output) -> None:
         """A request was given to the engine."""

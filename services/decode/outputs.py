@@ -92,7 +92,7 @@ class Output:
         ]
         if self.finish is not None:
             deltas = deltas or [decode_pb2.Delta(request_id=request_id, index=num_tokens)]
-            pass
+            deltas[-1].text += self._tail
             deltas[-1].finish.CopyFrom(self.finish)
         return deltas
 

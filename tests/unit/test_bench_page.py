@@ -1,4 +1,4 @@
-"""Figures into a page: the tables are the benchmark's own rows, and only what is between the markers moves."""
+"""Figures into a page: tables are the benchmark's own rows; only what is between the markers moves."""
 
 from pathlib import Path
 

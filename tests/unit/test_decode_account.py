@@ -21,7 +21,7 @@ def delivery(name: str, *, running: bool = True, attached: bool = True, until: f
     """As much of one as an account looks at."""
     session = object() if attached else None
     told = SimpleNamespace(
-        request_id=name, is_running=running, session=session, router=("router-0", 7), until=until
+        request_id=name, is_running=running, session=session, router=("router-0", 7), until=until, since=4.0
     )
     return cast("Delivery", told)
 
@@ -41,7 +41,7 @@ def test_one_that_no_delivery_knows_belongs_to_nobody() -> None:
 
 def test_one_that_the_engine_does_not_know_is_told_apart() -> None:
     held, total = joined(LOAD, [delivery("a"), delivery("b")], 10.0)
-    assert held[1:] == [Held("delivery", "b", "router-0")]
+    assert held[1:] == [Held("delivery", "b", "router-0", 6.0)]
     assert total == 2
 
 
@@ -53,7 +53,7 @@ def test_where_the_engines_list_is_cut_nothing_is_said_to_be_unknown() -> None:
 
 def test_a_last_word_waits_for_its_acknowledgement() -> None:
     held, total = joined(LOAD, [delivery("a"), delivery("z", running=False, until=110.0)], 10.0)
-    assert held[1:] == [Held("last word", "z", "router-0", ends_in_s=100.0)]
+    assert held[1:] == [Held("last word", "z", "router-0", 6.0, ends_in_s=100.0)]
     assert total == 2
 
 

@@ -366,16 +366,3 @@ def test_a_request_that_is_wanted_is_not_taken_twice() -> None:
         rig.submit(rig.b)
     rig.draw(b"a", "length")
     assert rig.submit(rig.b), "its router never heard that it has ended"
-
-
-def test_it_says_what_it_holds_and_for_whom() -> None:
-    rig = Rig()
-    rig.submit(rig.a)
-    rig.now += 3.0
-    (held,) = rig.all.held(rig.now)
-    assert (held.kind, held.name, held.owner, held.age_s, held.ends_in_s) == (
-        "delivery", NAME, "router-a", 3.0, None,
-    )  # fmt: skip
-    rig.all.detach(rig.a)
-    (held,) = rig.all.held(rig.now + 4.0)
-    assert (held.owner, held.ends_in_s) == ("", GRACE_S - 4.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +17,6 @@ def test_where_there_are_none_nothing_happens(monkeypatch: pytest.MonkeyPatch) -
     assert not huge_pages.reserve(64 << 20)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="is about Linux")
 def test_less_than_a_page_is_no_reservation() -> None:
     assert not huge_pages.reserve(4096)
     assert not huge_pages.reserve(1 << 62)
@@ -31,22 +31,13 @@ library.malloc.restype = ctypes.c_void_p
 address = library.malloc(ctypes.c_size_t(32 << 20))
 ctypes.memset(address, 1, 32 << 20)
 (line,) = (line for line in open("/proc/self/smaps_rollup") if line.startswith("AnonHugePages:"))
-assert int(line.split()[1]) >= 16 << 10, line
+print(int(line.split()[1]) // 1024)
 """
 
 
-def _has_huge_pages() -> bool:
-    try:
-        return "[never]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
-    except OSError:
-        return False
-
-
 def test_the_next_large_allocation_lies_in_huge_pages() -> None:
-    import subprocess
-
-    if not _has_huge_pages():
-        assert huge_pages.reserve(64 << 20) in (True, False)  # still nothing but a wish
-        return
+    enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    has_any = enabled.exists() and "[never]" not in enabled.read_text()
     found = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
+    assert int(found.stdout) >= (16 if has_any else 0)

@@ -44,30 +44,32 @@ def paged_attention(
     `head_size` is a multiple of 16. Several threads share sequences and KV heads.
     """
 
-    @kernel
-    def alone(
+    splits = 1 if num_threads == 1 else num_kv_heads
+
+    def attention(
         queries: int, row_step: int, keys: int, values: int, out: int, tables: Integers, ends: Integers
     ) -> None:
-        for row in range(len(ends)):
-            query, target = queries + row * row_step * 2, out + row * num_heads * head_size * 2
-            _attend(
-                query, keys, values, target, tables[row], ends[row], 0, num_kv_heads,
-                num_heads, num_kv_heads, head_size, block_tokens,
-            )  # fmt: skip
+        attend_rows(
+            queries, row_step, keys, values, out, tables, ends, splits,
+            num_heads, num_kv_heads, head_size, block_tokens,
+        )  # fmt: skip
 
-    @spread_kernel
-    def spread(
-        queries: int, row_step: int, keys: int, values: int, out: int, tables: Integers, ends: Integers
-    ) -> None:
-        for item in numba.prange(len(ends) * num_kv_heads):
-            row, head = item // num_kv_heads, item % num_kv_heads
-            query, target = queries + row * row_step * 2, out + row * num_heads * head_size * 2
-            _attend(
-                query, keys, values, target, tables[row], ends[row], head, head + 1,
-                num_heads, num_kv_heads, head_size, block_tokens,
-            )  # fmt: skip
+    return kernel(attention) if num_threads == 1 else spread_kernel(attention)
 
-    return alone if num_threads == 1 else spread
+
+@part
+def attend_rows(
+    queries: int, row_step: int, keys: int, values: int, out: int, tables: Integers, ends: Integers,
+    splits: int, num_heads: int, num_kv_heads: int, head_size: int, block_tokens: int,
+) -> None:  # fmt: skip
+    """See `PagedAttention`. A row's KV heads are one piece of work, or as many as `splits`."""
+    for item in numba.prange(len(ends) * splits):
+        row, first = item // splits, item % splits * (num_kv_heads // splits)
+        query, target = queries + row * row_step * 2, out + row * num_heads * head_size * 2
+        _attend(
+            query, keys, values, target, tables[row], ends[row], first, first + num_kv_heads // splits,
+            num_heads, num_kv_heads, head_size, block_tokens,
+        )  # fmt: skip
 
 
 @part

@@ -21,6 +21,7 @@ from diptych.engine.kernels.vectors import (
     load_bf16,
     load_int,
     mul,
+    store,
     store_bf16,
     sub,
     total,
@@ -89,22 +90,56 @@ head_size / 2], slots [rows], keys and values [slots, kv_heads * head_size]); in
 def rotate_and_keep(num_heads: int, num_kv_heads: int, head_size: int) -> RotateAndKeep:
     """Rotates the queries and keys of `qkv` in place by their positions, and copies keys and values to their
     slots. `head_size` is a multiple of 32."""
-    half = head_size // 2
-    row_bytes = (num_heads + 2 * num_kv_heads) * head_size * 2
-    keys_at, values_at = num_heads * head_size * 2, (num_heads + num_kv_heads) * head_size * 2
-    slot_bytes = num_kv_heads * head_size * 2
 
     @kernel
     def run(
         qkv: int, num_rows: int, positions: int, cosines: int, sines: int, slots: int, keys: int, values: int
     ) -> None:
-        for row in range(num_rows):
-            source = qkv + row * row_bytes
-            angles = load_int(positions + row * 8) * half * 4
-            for head in range(source, source + values_at, head_size * 2):
-                _rotate(head, cosines + angles, sines + angles, half)
-            slot = load_int(slots + row * 8) * slot_bytes
-            _copy(source + keys_at, keys + slot, slot_bytes)
-            _copy(source + values_at, values + slot, slot_bytes)
+        rotate_and_keep_rows(
+            qkv, num_rows, positions, cosines, sines, slots, keys, values,
+            num_heads, num_kv_heads, head_size,
+        )  # fmt: skip
 
     return run
+
+
+@part
+def rotate_and_keep_rows(
+    qkv: int, num_rows: int, positions: int, cosines: int, sines: int, slots: int, keys: int, values: int,
+    num_heads: int, num_kv_heads: int, head_size: int,
+) -> None:  # fmt: skip
+    """See `rotate_and_keep`."""
+    head_bytes, slot_bytes = head_size * 2, num_kv_heads * head_size * 2
+    row_bytes = num_heads * head_bytes + 2 * slot_bytes
+    for row in range(num_rows):
+        source = qkv + row * row_bytes
+        angles = load_int(positions + row * 8) * head_size * 2
+        new_keys = source + num_heads * head_bytes
+        for head in range(source, new_keys + slot_bytes, head_bytes):
+            _rotate(head, cosines + angles, sines + angles, head_size // 2)
+        slot = load_int(slots + row * 8) * slot_bytes
+        _copy(new_keys, keys + slot, slot_bytes)
+        _copy(new_keys + slot_bytes, values + slot, slot_bytes)
+
+
+@kernel
+def add_to_rows(rows: int, what: int, num_rows: int, width: int) -> None:
+    """Adds `what` [width] to each of `rows` [rows, width], in place."""
+    for row in range(num_rows):
+        for at in range(0, width * 2, _BYTES):
+            where = rows + row * width * 2 + at
+            store_bf16(where, add(load_bf16(where), load_bf16(what + at)))
+
+
+@kernel
+def widen(source: int, target: int, count: int) -> None:
+    """bf16 to fp32; `count` is a multiple of 16."""
+    for at in range(0, count * 2, _BYTES):
+        store(target + at * 2, load_bf16(source + at))
+
+
+@kernel
+def narrow(source: int, target: int, count: int) -> None:
+    """fp32 to bf16; `count` is a multiple of 16."""
+    for at in range(0, count * 2, _BYTES):
+        store_bf16(target + at, load(source + at * 2))
