@@ -53,7 +53,7 @@ def num_bytes(config: ModelConfig) -> int:
 
 
 class FewRows:
-    """A second copy of a model's weights, and the step that reads it. `limit`: most rows that it is used for."""
+    """A second copy of a model's weights, and the step that reads it, for at most `limit` rows."""
 
     def __init__(
         self, model: Llama, source: WeightSource, pool: GroupPool, num_threads: int, limit: int

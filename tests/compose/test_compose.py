@@ -209,9 +209,29 @@ def test_stopping_the_decode_workers_loses_no_token(whole: Stack) -> None:
     assert [whole.inspect(container)["State"]["ExitCode"] for container in containers] == [0, 0]
 
 
-def test_nothing_is_left_of_it() -> None:
+def test_a_password_may_be_chosen_and_nothing_is_left_in_the_end() -> None:
     require_engine()
-    with Stack("tests/compose/override.yml", DIPTYCH_MODEL="toy") as stack:
+    with Stack(
+        "tests/compose/override.yml", DIPTYCH_MODEL="toy", REDIS_ROUTER_PASSWORD="of-my-own.1~"
+    ) as stack:
         stack.up("redis")
+        as_router = (
+            "exec",
+            "-T",
+            "-e",
+            "REDISCLI_AUTH=of-my-own.1~",
+            "redis",
+            "redis-cli",
+            "--user",
+            "router",
+        )
+        assert stack.compose(*as_router, "PING").strip() == "PONG"
         assert stack.remains()
     assert stack.remains() == []
+
+
+def test_a_password_that_would_break_an_address_is_refused() -> None:
+    require_engine()
+    with Stack("tests/compose/override.yml", DIPTYCH_MODEL="toy", REDIS_CACHE_PASSWORD="a@b") as stack:
+        with pytest.raises(AssertionError, match="the password of cache may hold"):
+            stack.compose("run", "--rm", "redis")

@@ -91,6 +91,10 @@ def decode_step(shape: StepShape) -> DecodeStep:
             _apply(layers[i, 6], hidden_size, ff, a, c, rows, room, scratch, num_threads)
         add_norm(hidden, c, final_norm, a, rows, hidden_size, eps)
         _multiply(head, vocab, hidden_size, a, logits, rows, room, scratch, num_threads)
+        wide[0], narrows[0] = (
+            0.0,
+            0,
+        )  # numba frees an array after its last use, and knows nothing of addresses
 
     return kernel(step) if num_threads == 1 else spread_kernel(step)
 

@@ -24,6 +24,7 @@ from diptych.engine.kernels.vectors import (
     load_bf16,
     load_nibbles,
     load_one,
+    prefetch,
     store,
     store_one,
     total,
@@ -34,6 +35,7 @@ GROUP = 32
 GROUP_BYTES = 2 * 2 * LANES + GROUP // 2 * LANES
 ROWS_AT_ONCE = 4
 """Of several rows, this many share one reading of the matrix."""
+_AHEAD = 8 * GROUP_BYTES
 
 
 @kernel
@@ -45,10 +47,18 @@ def sum_groups(x: int, sums: int, num_rows: int, num_inputs: int) -> None:
 
 
 @part
+def _ask(block: int) -> None:
+    """Has the lines of a later group fetched: the CPU's own prefetching stops at each small page."""
+    for line in range(0, GROUP_BYTES, 64):
+        prefetch(block + _AHEAD + line)
+
+
+@part
 def _one_row(block: int, num_groups: int, x: int, sums: int, out: int) -> None:
     done = fill(np.float32(0))
     for group in range(num_groups):
         even, odd = fill(np.float32(0)), fill(np.float32(0))
+        _ask(block)
         for pair in range(GROUP // 2):
             numbers, at = block + 4 * LANES + pair * LANES, x + pair * 8
             even = fma(load_nibbles(numbers, 0), fill(load_one(at)), even)
@@ -68,13 +78,17 @@ def _four_rows(block: int, num_groups: int, x: int, sums: int, out: int, out_ste
     done0, done1, done2, done3 = zero, zero, zero, zero
     for group in range(num_groups):
         sum0, sum1, sum2, sum3 = zero, zero, zero, zero
-        for pair in range(GROUP):
-            weights = load_nibbles(block + 4 * LANES + pair // 2 * LANES, pair % 2 * 4)
-            at = x + pair * 4
-            sum0 = fma(weights, fill(load_one(at)), sum0)
-            sum1 = fma(weights, fill(load_one(at + x_step)), sum1)
-            sum2 = fma(weights, fill(load_one(at + 2 * x_step)), sum2)
-            sum3 = fma(weights, fill(load_one(at + 3 * x_step)), sum3)
+        _ask(block)
+        for pair in range(GROUP // 2):
+            numbers, at = block + 4 * LANES + pair * LANES, x + pair * 8
+            even, odd = load_nibbles(numbers, 0), load_nibbles(numbers, 4)
+            sum0 = fma(odd, fill(load_one(at + 4)), fma(even, fill(load_one(at)), sum0))
+            at += x_step
+            sum1 = fma(odd, fill(load_one(at + 4)), fma(even, fill(load_one(at)), sum1))
+            at += x_step
+            sum2 = fma(odd, fill(load_one(at + 4)), fma(even, fill(load_one(at)), sum2))
+            at += x_step
+            sum3 = fma(odd, fill(load_one(at + 4)), fma(even, fill(load_one(at)), sum3))
         scales, offsets, at = load_bf16(block), load_bf16(block + 2 * LANES), sums + group * 4
         done0 = fma(scales, sum0, fma(offsets, fill(load_one(at)), done0))
         done1 = fma(scales, sum1, fma(offsets, fill(load_one(at + sum_step)), done1))

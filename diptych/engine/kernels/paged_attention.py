@@ -102,6 +102,7 @@ def _attend(
         inverse = fill(np.float32(1) / sums[h])
         for at in range(h * head_f32, (h + 1) * head_f32, VECTOR):
             store_bf16(out + at // 2, mul(load(mixed + at), inverse))
+    floats[0] = 0.0  # numba frees an array after its last use, and knows nothing of addresses
 
 
 @part
