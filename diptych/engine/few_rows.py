@@ -1,4 +1,6 @@
-"""Decode steps of few rows on 4-bit weights, beside the model's own: bf16 reads three times as much.
+"""Decode steps of few rows on 4-bit layers, beside the model's own: bf16 reads three times as much.
+
+Embeddings and head stay as they are: in 4 bits they cost perplexity, layers hardly any.
 
 What such a step writes to the pool differs from what prefill would have written, by more than rounding. It
 may be read by the request that it belongs to and stay in its worker's cache; it is nothing to be offered to
@@ -17,11 +19,10 @@ from diptych.engine.batch import Batch, block_tables
 from diptych.engine.config import ModelConfig
 from diptych.engine.int4 import Int4Matrix, can_shrink, int4_bytes, shrink
 from diptych.engine.kernels.decode_step import DecodeStep, StepShape, decode_step
-from diptych.engine.kernels.int4 import ROWS_AT_ONCE
 from diptych.engine.llama import Llama
 from diptych.engine.pool import GroupPool
 from diptych.engine.weight_source import WeightSource
-from diptych.engine.weights import HEAD, layer_weights, matrix_shapes
+from diptych.engine.weights import layer_weights, matrix_shapes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,15 +62,13 @@ class FewRows:
         config = model.config
         self._model = model
         self._limit = limit
-        head = model.embed if config.tied_embeddings else source.tensor(HEAD)
-        self._head = shrink(head)
         self._layers = [self._shrunk(source, index) for index in range(config.num_layers)]
         rows = zip(self._layers, pool.keys, pool.values, strict=True)
         self._table = np.array([layer.addresses(keys, values) for layer, keys, values in rows], np.int64)
         self._step: DecodeStep = decode_step(
             StepShape(
                 config.hidden_size, config.ff_size, config.num_heads, config.num_kv_heads, config.head_size,
-                config.vocab_size, pool.block_tokens, num_threads,
+                pool.block_tokens, num_threads,
             )
         )  # fmt: skip
 
@@ -81,16 +80,14 @@ class FewRows:
         """See `Llama.forward`; there is no stopping between layers."""
         model = self._model
         hidden = model.embedded(batch)
+        delta = torch.empty_like(hidden)
         tables, ends = block_tables(batch.pieces)
-        rows = batch.num_rows
-        room = rows if rows == 1 else -(-rows // ROWS_AT_ONCE) * ROWS_AT_ONCE
-        logits = torch.empty(room, model.config.vocab_size)
         self._step(
-            self._table, model.norm.data_ptr(), self._head.address, hidden.data_ptr(),
-            batch.positions.data_ptr(), model.angles.cos.data_ptr(), model.angles.sin.data_ptr(),
-            batch.write_slots.data_ptr(), tables, ends, logits.data_ptr(), model.config.rms_eps,
+            self._table, hidden.data_ptr(), delta.data_ptr(), batch.positions.data_ptr(),
+            model.angles.cos.data_ptr(), model.angles.sin.data_ptr(), batch.write_slots.data_ptr(),
+            tables, ends, model.config.rms_eps,
         )  # fmt: skip
-        return logits[batch.sampled_rows]
+        return model.logits(hidden[batch.sampled_rows], delta[batch.sampled_rows])
 
     def _shrunk(self, source: WeightSource, index: int) -> _Layer:
         weights = layer_weights(source, self._model.config, index, torch.bfloat16, "cpu")

@@ -84,7 +84,7 @@ class Llama:
             queries = self._ops.placed(qkv, batch, keys, values)
             delta = self._by_tiles(self._finish, layer, hidden, attend(queries, keys, values))
         rows = batch.sampled_rows
-        return self._logits(hidden[rows], delta[rows] if delta is not None else None)
+        return self.logits(hidden[rows], delta[rows] if delta is not None else None)
 
     def _project(self, layer: _Layer, hidden: Tensor, delta: Tensor | None) -> Tensor:
         """Adds the last layer's `delta` to `hidden` in place, and gives [rows, heads and KV heads]."""
@@ -95,7 +95,8 @@ class Llama:
         out = None if mixed is None else layer.out(mixed)
         return layer.down(self._ops.gated(layer.gate_up(self._ops.normed(hidden, out, layer.ff_norm))))
 
-    def _logits(self, hidden: Tensor, delta: Tensor | None) -> Tensor:
+    def logits(self, hidden: Tensor, delta: Tensor | None) -> Tensor:
+        """Of rows after the last layer, which adds `delta` to them: fp32 [rows, vocab]."""
         num_rows = len(hidden)
         tile = self.form.row_tile or max(num_rows, 1)
         if delta is not None:

@@ -38,7 +38,7 @@ class EngineSettings:
     `num_blocks`: size of the KV pool in blocks; when None, `memory_bytes` decides.
     `memory_bytes`: bytes of the KV pool; when None as well, room for `DEFAULT_CONTEXTS` full contexts, as far
     as memory allows.
-    `weights`: beside those of the profile, a 4-bit copy for decode steps (another 31 % of memory).
+    `weights`: beside those of the profile, a copy of the layers in 4 bits for decode steps.
     `threads`: CPU threads of torch; one by default, because a prefill and a decode worker share a machine.
     `max_context`: at most this many positions a sequence; None: what the model was trained for.
     `random_weights_seed`: use seeded random weights of the config's shapes and read no weight files.

@@ -51,10 +51,10 @@ def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def matrix_shapes(config: ModelConfig) -> list[tuple[int, int]]:
-    """[out, in] of every matrix that a step multiplies with, fused ones as one, the head among them."""
+    """[out, in] of every matrix of the layers, fused ones as one."""
     hidden, ff = config.hidden_size, config.ff_size
     layer = [(sum(config.qkv_sizes), hidden), (hidden, config.qkv_sizes[0]), (2 * ff, hidden), (hidden, ff)]
-    return layer * config.num_layers + [(config.vocab_size, hidden)]
+    return layer * config.num_layers
 
 
 def num_parameters(config: ModelConfig) -> int:

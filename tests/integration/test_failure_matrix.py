@@ -1,4 +1,4 @@
-"""Prefill workers and the cache killed, stopped and failed at each step of a request's way, on one running system.
+"""Prefill workers and the cache killed, stopped and failed at each step of a request's way, on one system.
 
 After each: the client has its whole answer, the right one, or one clear error; everybody is back; nothing is
 left.

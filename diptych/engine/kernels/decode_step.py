@@ -1,4 +1,4 @@
-"""A whole decode step of a Llama for a few rows as one call, from embeddings to logits, on int4 matrices.
+"""All layers of a Llama for a few decode rows as one call, on int4 matrices.
 
 Through torch, a step at batch 1 spends a fifth of its time between its operations: each layer's weights push
 the interpreter out of the caches. Here nothing runs between them. Roundings are those of the batched form:
@@ -31,9 +31,9 @@ LayerTable = npt.NDArray[np.int64]
 down, the layer's keys, its values. Matrices are int4, all else is bf16."""
 
 DecodeStep = Callable[..., None]
-"""(layers, final norm, head, hidden bf16 [rows, hidden], positions int64 [rows], cosines, sines, slots int64
-[rows], block tables [rows, blocks], lengths with the new token [rows], logits fp32 [rows, vocab], eps). But
-for a single row, `logits` has room for a whole number of `ROWS_AT_ONCE`."""
+"""(layers, hidden bf16 [rows, hidden], what the last layer adds to it bf16 [rows, hidden], positions int64
+[rows], cosines, sines, slots int64 [rows], block tables [rows, blocks], lengths with the new token [rows],
+eps). Reads and changes `hidden`; all but arrays and eps are addresses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,34 +45,33 @@ class StepShape:
     num_heads: int
     num_kv_heads: int
     head_size: int
-    vocab: int
     block_tokens: int
     num_threads: int
 
 
 def decode_step(shape: StepShape) -> DecodeStep:
     """The step, compiled when first called."""
-    hidden_size, ff, vocab, num_threads = shape.hidden, shape.ff, shape.vocab, shape.num_threads
+    hidden_size, ff, num_threads = shape.hidden, shape.ff, shape.num_threads
     num_heads, num_kv_heads, head_size = shape.num_heads, shape.num_kv_heads, shape.head_size
     block_tokens, splits = shape.block_tokens, 1 if num_threads == 1 else shape.num_kv_heads
     query_size, qkv_size = num_heads * head_size, (num_heads + 2 * num_kv_heads) * head_size
     widest = max(2 * ff, qkv_size, hidden_size)
 
     def step(
-        layers: LayerTable, final_norm: int, head: int, hidden: int, positions: int, cosines: int, sines: int,
-        slots: int, tables: Integers, ends: Integers, logits: int, eps: float,
+        layers: LayerTable, hidden: int, delta: int, positions: int, cosines: int, sines: int, slots: int,
+        tables: Integers, ends: Integers, eps: float,
     ) -> None:  # fmt: skip
         rows = len(ends)
         room = rows if rows == 1 else -(-rows // ROWS_AT_ONCE) * ROWS_AT_ONCE
         wide = np.zeros(room * (2 * widest + widest // GROUP), np.float32)
-        narrows = np.zeros(rows * (3 * widest), np.uint16)
+        narrows = np.zeros(rows * 2 * widest, np.uint16)
         scratch = wide.ctypes.data
         a = narrows.ctypes.data
-        b, c = a + rows * widest * 2, a + 2 * rows * widest * 2
+        b = a + rows * widest * 2
         norm(hidden, layers[0, 0], a, rows, hidden_size, eps)
         for i in range(len(layers)):
             if i > 0:
-                add_norm(hidden, c, layers[i, 0], a, rows, hidden_size, eps)
+                add_norm(hidden, delta, layers[i, 0], a, rows, hidden_size, eps)
             _apply(layers[i, 1], qkv_size, hidden_size, a, b, rows, room, scratch, num_threads)
             if layers[i, 2] != 0:
                 add_to_rows(b, layers[i, 2], rows, qkv_size)
@@ -84,13 +83,11 @@ def decode_step(shape: StepShape) -> DecodeStep:
                 b, qkv_size, layers[i, 7], layers[i, 8], a, tables, ends, splits,
                 num_heads, num_kv_heads, head_size, block_tokens,
             )  # fmt: skip
-            _apply(layers[i, 3], hidden_size, query_size, a, c, rows, room, scratch, num_threads)
-            add_norm(hidden, c, layers[i, 4], a, rows, hidden_size, eps)
+            _apply(layers[i, 3], hidden_size, query_size, a, delta, rows, room, scratch, num_threads)
+            add_norm(hidden, delta, layers[i, 4], a, rows, hidden_size, eps)
             _apply(layers[i, 5], 2 * ff, hidden_size, a, b, rows, room, scratch, num_threads)
             gate(b, a, rows, ff)
-            _apply(layers[i, 6], hidden_size, ff, a, c, rows, room, scratch, num_threads)
-        add_norm(hidden, c, final_norm, a, rows, hidden_size, eps)
-        _multiply(head, vocab, hidden_size, a, logits, rows, room, scratch, num_threads)
+            _apply(layers[i, 6], hidden_size, ff, a, delta, rows, room, scratch, num_threads)
         wide[0], narrows[0] = (
             0.0,
             0,
@@ -100,26 +97,17 @@ def decode_step(shape: StepShape) -> DecodeStep:
 
 
 @part
-def _multiply(
-    matrix: int, num_outputs: int, num_inputs: int, x: int, out: int, rows: int, room: int, scratch: int,
-    num_threads: int,
-) -> None:  # fmt: skip
-    """From bf16 rows to fp32 rows."""
-    sums = scratch + room * num_inputs * 4
-    widen(x, scratch, rows * num_inputs)
-    sum_groups(scratch, sums, room, num_inputs)
-    if num_threads == 1:
-        multiply(matrix, num_outputs, num_inputs, scratch, sums, out, rows)
-    else:
-        multiply_spread(matrix, num_outputs, num_inputs, scratch, sums, out, rows)
-
-
-@part
 def _apply(
     matrix: int, num_outputs: int, num_inputs: int, x: int, out: int, rows: int, room: int, scratch: int,
     num_threads: int,
 ) -> None:  # fmt: skip
-    """From bf16 rows to bf16 rows."""
-    found = scratch + room * (num_inputs + num_inputs // GROUP) * 4
-    _multiply(matrix, num_outputs, num_inputs, x, found, rows, room, scratch, num_threads)
+    """From bf16 rows to bf16 rows; `scratch` has room for `room` rows of inputs, their sums, and outputs."""
+    sums = scratch + room * num_inputs * 4
+    found = sums + room * num_inputs // GROUP * 4
+    widen(x, scratch, rows * num_inputs)
+    sum_groups(scratch, sums, room, num_inputs)
+    if num_threads == 1:
+        multiply(matrix, num_outputs, num_inputs, scratch, sums, found, rows)
+    else:
+        multiply_spread(matrix, num_outputs, num_inputs, scratch, sums, found, rows)
     narrow(found, out, rows * num_outputs)
