@@ -126,8 +126,20 @@ class Stack:
         return docker("compose", *self._files, *arguments, env=self.env, stdin=stdin)
 
     def up(self, *arguments: str) -> None:
-        """Returns when every service is healthy."""
-        self.compose("up", "-d", "--wait", "--no-build", *arguments)
+        """Returns when every service is healthy.
+
+        `--wait` gives up at once on one that is unhealthy just now, as one is that was paused a moment ago.
+        """
+        give_up = time.monotonic() + WAIT_S
+        while True:
+            try:
+                self.compose("up", "-d", "--wait", "--no-build", *arguments)
+            except AssertionError as error:
+                if "is unhealthy" not in str(error) or time.monotonic() > give_up:
+                    raise
+                time.sleep(1.0)
+            else:
+                return
 
     def containers(self, service: str) -> list[str]:
         """Ids of its running containers."""
