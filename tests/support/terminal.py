@@ -15,7 +15,12 @@ from typing import Self
 
 from tests.support.running_up import DEADLINE_S
 
-LOGIN = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
+LOGIN = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell that runs us in the background has it ignored
+os.login_tty(0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 """Makes the terminal the command's own, so that Ctrl-C is a signal to it."""
 
 
