@@ -39,7 +39,7 @@ class DecodeRequest:
     """A live request. Whoever holds `holding` owns those blocks; the scheduler alone changes `state`."""
 
     __slots__ = (
-        "arrival", "attempt", "costs", "first_cause", "hashes", "holding", "num_computed", "num_given",
+        "arrival", "attempt", "costs", "hashes", "holding", "num_computed", "num_given",
         "num_prompt", "params", "priority", "request_id", "root", "state", "tokens",
     )  # fmt: skip
 
@@ -57,7 +57,6 @@ class DecodeRequest:
         self.holding: Holding | None = None
         self.num_computed = 0
         self.attempt = Attempt(0)
-        self.first_cause = ""
         self.costs = Costs(submitted_at=now)
 
     @property

@@ -347,7 +347,6 @@ class DecodeScheduler:
         request = self._live.get(lost.request_id) if lost else None
         if request is None or lost is None:
             return
-        request.first_cause = request.first_cause or lost.message
         request.costs.num_losses += 1 if lost.reason in _WORTH_ANOTHER else 2
         self._count_fallback(request, lost.reason)
         request.num_computed = max(request.num_computed, lost.num_landed)
