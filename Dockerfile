@@ -21,7 +21,7 @@ COPY pyproject.toml constraints.txt ./
 # Names alone, so that installing them does not depend on our code.
 RUN python3 -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 open('light.txt', 'w').write('\n'.join(p['dependencies'])); \
-open('engine.txt', 'w').write('\n'.join(p['optional-dependencies']['engine']))"
+extras = p['optional-dependencies']; open('engine.txt', 'w').write('\n'.join(extras['engine'] + extras['nixl']))"
 
 FROM tools AS light-venv
 RUN python3 -m venv --without-pip /opt/diptych \
@@ -34,12 +34,12 @@ FROM tools AS worker-venv
 RUN python3 -m venv /opt/diptych \
  && /opt/diptych/bin/pip install -q -r light.txt -r engine.txt -c constraints.txt \
  && cd /opt/diptych/lib/python3*/site-packages \
- && rm -rf torch/test torch/include torch/share/cmake torch/lib/*.a \
+ && rm -rf torch/test torch/include torch/share/cmake torch/lib/*.a nixl_ep_cu12 ../../../include/site/*/nixl-cu12 \
  && find torch/bin -type f ! -name torch_shm_manager -delete \
  && find torch -name '*.pyi' -delete \
  && find . -regextype egrep -regex '\./(numpy|numba|sympy|networkx|mpmath)(/.*)?/tests' -type d -prune -exec rm -rf {} + \
  && find . -regextype egrep -regex '.*/(libtorch_cpu|libtorch_python|libllvmlite)\.so' -exec strip --strip-unneeded {} + \
- && /opt/diptych/bin/python -c 'import torch'
+ && /opt/diptych/bin/python -c 'import torch, nixl_cu12'
 
 FROM tools AS code
 RUN python3 -m venv /opt/diptych

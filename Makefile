@@ -6,7 +6,7 @@ CODE   := diptych services tests protos bench
 SUITES := tests/unit tests/properties tests/scenarios tests/contract tests/architecture
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint proto up peers bench clean
+.PHONY: help setup demo test lint proto up peers bench chaos clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ peers: setup  ## builds what the benchmarks compare us with, in the user's cache
 
 bench: setup  ## the benchmarks, quick form
 	$(BIN)/python -m bench --quick
+
+chaos: setup  ## 200 random kills and stops under load on the real model; DIPTYCH_CHAOS=N, DIPTYCH_CHAOS_SEED=N
+	DIPTYCH_CHAOS=$${DIPTYCH_CHAOS:-200} $(BIN)/pytest tests/integration/test_chaos.py -k real_model -s -q
 
 clean:  ## away with the venv and every cache
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

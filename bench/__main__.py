@@ -7,7 +7,7 @@ from importlib import import_module
 
 from bench.harness import Measure, read_options, run
 
-BENCHMARKS = ("engine", "batch")
+BENCHMARKS = ("engine", "batch", "failover", "divergence")
 
 
 def main(arguments: list[str]) -> int:

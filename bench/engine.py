@@ -25,9 +25,11 @@ from bench.driver import Driver
 from bench.engine_limits import Limits, ModelCost, measured_limits, model_cost, usage_sheet
 from bench.harness import Claim, Options, Report, Sheet, main_of, row_of
 from bench.stats import NotRun, Samples, alternate
-from bench.subjects import BARE, HF, LLAMA, OURS, VLLM, Subject
+from bench.subjects import BARE, HF, LLAMA, OURS, OURS_AUTO, VLLM, Subject
 
 _LOOP_AIM = 1.05
+_FEW = 8
+"""Rows up to which `--weights auto` decodes on 4-bit layers; more are bf16, as without it."""
 _PREFILL_AIMS = {VLLM: (0.9, 1.0)}
 _DECODE_AIMS: dict[int, dict[str, tuple[float | None, float | None]]] = {
     1: {VLLM: (1.2, None), LLAMA["BF16"]: (0.9, None), LLAMA["Q4_0"]: (None, 0.8)},
@@ -61,7 +63,7 @@ def measure(options: Options, console: Console) -> Report:
     model = subjects.model_directory()
     report = Report()
     for count in threads:
-        names = [OURS, BARE, *sizes.references]
+        names = [OURS, OURS_AUTO, BARE, *sizes.references]
         with subjects.opened(model, count, names, console) as opened:
             _Bench(sizes, options, count, opened, console).run(report)
     report.notes.append(f"load average at the end: {os.getloadavg()[0]:.1f} on {most} cores")
@@ -99,7 +101,7 @@ class _Bench:
         self, report: Report, num_tokens: int, limits: Limits, cost: ModelCost
     ) -> tuple[str | float, ...]:
         name = f"prefill {num_tokens}, {self.threads}T"
-        samples = self._alternate(name, lambda subject: subject.prefill(num_tokens))
+        samples = self._alternate(name, lambda subject: subject.prefill(num_tokens), {}, (OURS_AUTO,))
         for reference in self.sizes.references:
             aim, stretch = _PREFILL_AIMS.get(reference, (None, None))
             claim = Claim(name, "tok/s", OURS, reference, aim=aim, stretch=stretch)
@@ -112,20 +114,27 @@ class _Bench:
         name = f"decode B{batch} at {context}, {self.threads}T"
         steps = self.sizes.num_steps
         slow = dict.fromkeys(LLAMA.values(), 1) if batch > 1 else {}
-        samples = self._alternate(name, lambda subject: subject.decode(batch, context, steps), slow)
+        left_out = () if batch <= _FEW else (OURS_AUTO,)
+        samples = self._alternate(name, lambda subject: subject.decode(batch, context, steps), slow, left_out)
         aims = _DECODE_AIMS.get(batch, {})
-        for reference in self.sizes.references:
-            aim, stretch = aims.get(reference, (None, None))
-            claim = Claim(name, "tok/s", OURS, reference, aim=aim, stretch=stretch)
-            report.rows.append(row_of(claim, samples))
+        for mine in (OURS, OURS_AUTO) if batch <= _FEW else (OURS,):
+            for reference in self.sizes.references:
+                aim, stretch = aims.get(reference, (None, None))
+                claim = Claim(
+                    name if mine == OURS else f"{name}, 4-bit layers", "tok/s", mine, reference,
+                    aim=aim, stretch=stretch,
+                )  # fmt: skip
+                report.rows.append(row_of(claim, samples))
         loop = Claim(name.replace("decode", "loop,"), "ms a step", OURS, BARE, "lower", _LOOP_AIM)
         report.rows.append(row_of(loop, step_times(samples, batch)))
         return cost.decode_usage(name, batch, context, samples.values.get(OURS, []), limits)
 
     def _alternate(
-        self, name: str, rate: Callable[[Subject], float], slow: dict[str, int] | None = None
+        self, name: str, rate: Callable[[Subject], float], slow: dict[str, int], left_out: tuple[str, ...]
     ) -> Samples:
-        measures = {shown: partial(rate, subject) for shown, subject in self.opened.items()}
+        measures = {
+            shown: partial(rate, subject) for shown, subject in self.opened.items() if shown not in left_out
+        }
         with self.console.status(name):
             return alternate(measures, self.options.rounds or self.sizes.num_rounds, slow)
 

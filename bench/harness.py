@@ -123,6 +123,8 @@ class Options:
     rounds: int | None = None
     only: str = ""
     """Only what has this in its name."""
+    text: Path | None = None
+    """Text for benchmarks that need some; None: the repository's own."""
 
 
 def read_options(arguments: Sequence[str], prog: str, doc: str) -> Options:
@@ -134,9 +136,10 @@ def read_options(arguments: Sequence[str], prog: str, doc: str) -> Options:
     parser.add_argument("--threads", type=int, nargs="+", metavar="N", help="thread counts to measure")
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds of every paired run")
     parser.add_argument("--only", default="", metavar="TEXT", help="only what has this in its name")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="text to use instead of our own")
     found = parser.parse_args(arguments)
     threads = tuple(found.threads) if found.threads else None
-    return Options(found.quick, found.json, found.out, threads, found.rounds, found.only)
+    return Options(found.quick, found.json, found.out, threads, found.rounds, found.only, found.text)
 
 
 Measure = Callable[[Options, Console], Report]

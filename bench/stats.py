@@ -39,6 +39,18 @@ def estimate(samples: Sequence[float], seed: int = 0) -> Estimate:
     return Estimate(float(np.median(values)), float(low), float(high))
 
 
+def quantile(samples: Sequence[float], q: float, seed: int = 0) -> Estimate:
+    """The sample that no more than a part `1 - q` of them exceeds, with its bootstrap interval. Of fewer than
+    `1 / (1 - q)` samples it is the largest. Raises ValueError when there are none."""
+    if not samples:
+        raise ValueError("no samples")
+    values = np.asarray(samples, np.float64)
+    picks = np.random.default_rng(seed).integers(0, len(values), (_RESAMPLES, len(values)))
+    found = np.quantile(values[picks], q, axis=1, method="higher")
+    low, high = np.quantile(found, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
+    return Estimate(float(np.quantile(values, q, method="higher")), float(low), float(high))
+
+
 def ratio_of(ours: Sequence[float], reference: Sequence[float]) -> Estimate:
     """The ratio ours / reference, round by round; of all pairs where one had fewer rounds than the other."""
     if len(ours) == len(reference):

@@ -20,12 +20,13 @@ from bench.driver import Driver
 from bench.llama_cpp import FORMATS, LlamaCpp, model_file
 from bench.peers import find_peer
 from bench.stats import NotRun
-from diptych.cli.assemble import ALLOCATOR
+from diptych.cli.assemble import ALLOCATOR, OPENMP
 from diptych.cli.layout import ClusterLayout, children
 from diptych.engine import catalog, wheel
 from diptych.engine.progress import silent
 
 OURS = "diptych"
+OURS_AUTO = "diptych --weights auto"
 BARE = "bare step"
 VLLM = "vLLM"
 HF = "transformers"
@@ -85,10 +86,9 @@ class Missing:
 
 def engine_environment(model: str, threads: int) -> dict[str, str]:
     """What `diptych up` would give a worker of this many threads: its OpenMP settings and its allocator."""
-    preload = ctypes.util.find_library(ALLOCATOR) or ""
     layout = ClusterLayout(
         model, "bench", "unix:///nowhere", num_prefill=0, num_decode=0, num_both=1, cores=threads,
-        preload=preload,
+        preload=ctypes.util.find_library(ALLOCATOR) or "", openmp=ctypes.util.find_library(OPENMP) or "",
     )  # fmt: skip
     (worker,) = (child for child in children(layout) if child.module == "services.decode")
     return {name: value for name, value in worker.environment.items() if not name.startswith("DIPTYCH")}
@@ -99,10 +99,11 @@ def model_directory() -> str:
     return str(catalog.resolve(catalog.DEFAULT).path)
 
 
-def ours(model: str, threads: int) -> Subject:
+def ours(model: str, threads: int, name: str = OURS) -> Subject:
     """The worker's engine process."""
-    return _driven(OURS, [sys.executable, "-m", "bench.drivers.worker", model, str(threads), str(NUM_BLOCKS),
-                          str(MAX_BATCH)], engine_environment(model, threads))  # fmt: skip
+    weights = "auto" if name == OURS_AUTO else "bf16"
+    return _driven(name, [sys.executable, "-m", "bench.drivers.worker", model, str(threads), str(NUM_BLOCKS),
+                          str(MAX_BATCH), weights], engine_environment(model, threads))  # fmt: skip
 
 
 def bare(model: str, threads: int) -> Driven:
@@ -152,6 +153,7 @@ def openers(model: str, threads: int) -> dict[str, Callable[[], Subject]]:
     """How to open each subject."""
     found: dict[str, Callable[[], Subject]] = {
         OURS: lambda: ours(model, threads),
+        OURS_AUTO: lambda: ours(model, threads, OURS_AUTO),
         BARE: lambda: bare(model, threads),
         VLLM: lambda: vllm(model, threads),
         HF: lambda: transformers(model, threads),

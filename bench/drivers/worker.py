@@ -1,6 +1,6 @@
 """Ours as it serves: the engine process of a `--role both` worker, through its real socket pair and loop.
 
-`python -m bench.drivers.worker MODEL THREADS NUM_BLOCKS MAX_BATCH`
+`python -m bench.drivers.worker MODEL THREADS NUM_BLOCKS MAX_BATCH WEIGHTS`
 
 Prompts of decodes are prefilled once and found in the prefix cache afterwards, so that a measurement is of
 decode steps alone. They have one token more than `context`: the one that nobody can have cached.
@@ -83,10 +83,10 @@ class Worker:
 
 
 def _open() -> tuple[dict[str, object], dict[str, Op]]:
-    model, threads, num_blocks, max_batch = sys.argv[1:5]
+    model, threads, num_blocks, max_batch, weights = sys.argv[1:6]
     settings = DecodeServiceSettings(
         redis_url="unix:///nowhere", worker_id="bench", role="both", model=model, threads=int(threads),
-        num_blocks=int(num_blocks), max_batch=int(max_batch), pool_share=1.0,
+        num_blocks=int(num_blocks), max_batch=int(max_batch), pool_share=1.0, weights=weights,
     )  # fmt: skip
     directory = Path(model)
     told = settings.loop_settings(ModelRef(directory.name, directory, "hf"), load_tokenizer(directory))

@@ -25,6 +25,8 @@ from diptych.store.connect import connect, redacted
 from diptych.store.embedded import EmbeddedServer
 
 ALLOCATOR: Final = "tcmalloc_minimal"
+OPENMP: Final = "gomp"
+_SECRET: Final = "DIPTYCH_SECRET"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +89,11 @@ def _layout(options: UpOptions, redis_url: str) -> ClusterLayout:
         shard=options.shard,
         # On a store of its own a cluster is alone; elsewhere another may run with workers of the same names.
         id_suffix=f"-{secrets.token_hex(2)}" if options.redis_url else "",
+        # One that outlives the store and the router both, whichever of them is started again first.
+        router_secret="" if options.redis_url or _SECRET in os.environ else secrets.token_urlsafe(32),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         preload=ctypes.util.find_library(ALLOCATOR) or "",
+        openmp=ctypes.util.find_library(OPENMP) or "",
     )
 
 

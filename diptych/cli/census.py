@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from diptych.cli.certificates import tls_from_environment
 from diptych.cli.whereabouts import find_router, newest
 from diptych.client import AsyncClient
 from diptych.domain.errors import DiptychError
@@ -20,6 +21,7 @@ from diptych.domain.records import Role
 from diptych.rpc.dial import Dialer
 from diptych.rpc.inspection import Account, read_account
 from diptych.rpc.status import domain_errors
+from diptych.rpc.tls import TlsSettings
 from diptych.store.audit import ShardAudit, ShardAuditor
 from diptych.store.connect import connect
 from diptych.store.registry import Registry
@@ -81,16 +83,17 @@ def find_place(router: str, store: str, shard: str) -> Place:
 
 async def take(place: Place, *, with_store: bool = True) -> Census:
     """Asks everybody. Raises StoreUnavailable or PeerLost where those cannot be listed."""
-    async with Dialer() as dialer:
+    tls = tls_from_environment()
+    async with Dialer(tls) as dialer:
         if not place.store:
-            return Census(await _ask_all(dialer, await _listed_by_router(place.router)), None)
+            return Census(await _ask_all(dialer, tls, await _listed_by_router(place.router, tls)), None)
         redis = await connect(place.store)
         try:
             # The store first: what a process says after it was seen there is newer, never older.
             listed = await _registered(Registry(redis, place.shard))
             alive = {(member.worker_id, member.epoch) for member in listed}
             audit = await ShardAuditor(redis, place.shard).look(alive) if with_store else None
-            return Census(await _ask_all(dialer, listed), audit)
+            return Census(await _ask_all(dialer, tls, listed), audit)
         finally:
             await redis.aclose()
 
@@ -102,30 +105,30 @@ async def _registered(registry: Registry) -> list[Member]:
     ]
 
 
-async def _listed_by_router(address: str) -> list[Member]:
-    async with AsyncClient(address) as client:
+async def _listed_by_router(address: str, tls: TlsSettings | None) -> list[Member]:
+    async with AsyncClient(address, tls=tls) as client:
         workers = (await client.status()).workers
     return [Member(WorkerId(w.worker_id), w.role, Epoch(w.epoch), w.address) for w in workers]
 
 
-async def _ask_all(dialer: Dialer, listed: Sequence[Member]) -> tuple[Member, ...]:
+async def _ask_all(dialer: Dialer, tls: TlsSettings | None, listed: Sequence[Member]) -> tuple[Member, ...]:
     room = asyncio.Semaphore(AT_A_TIME)
 
     async def ask(member: Member) -> Member:
         async with room:
             try:
-                return await _ask(dialer, member)
+                return await _ask(dialer, tls, member)
             except DiptychError as error:
                 return replace(member, problem=str(error) or type(error).__name__)
 
     return tuple(await asyncio.gather(*(ask(member) for member in listed)))
 
 
-async def _ask(dialer: Dialer, member: Member) -> Member:
+async def _ask(dialer: Dialer, tls: TlsSettings | None, member: Member) -> Member:
     if member.role is Role.ROUTER:
-        async with AsyncClient(member.address, timeout_s=ANSWER_S) as client:
+        async with AsyncClient(member.address, timeout_s=ANSWER_S, tls=tls) as client:
             return replace(member, num_live=(await client.status()).num_live)
     stub: WorkerAsyncStub = WorkerStub(dialer.channel(member.address))
     with domain_errors():
-        status = await stub.Inspect(worker_pb2.InspectRequest(), timeout=ANSWER_S)
+        status = await stub.Inspect(worker_pb2.InspectRequest(fresh=True), timeout=ANSWER_S)
     return replace(member, account=read_account(status))

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from diptych.cli.certificates import tls_from_environment
 from diptych.cli.layout import ChildSpec, ClusterLayout, children, pinned
 from diptych.cli.member import Change, Member
 from diptych.cli.process import ChildProcess, StoreProcess
@@ -138,7 +139,7 @@ class Cluster:
         if waited_for:
             return ", ".join(waited_for)
         try:
-            with Client(self.router, timeout_s=2.0) as client:
+            with Client(self.router, timeout_s=2.0, tls=tls_from_environment()) as client:
                 listed = {worker.worker_id for worker in client.status().workers}
         except DiptychError as error:
             return f"the router at {self.router} ({error})"

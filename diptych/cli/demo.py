@@ -11,6 +11,7 @@ from rich.text import Text
 
 from diptych.cli import figures, waterfall
 from diptych.cli.assemble import UpOptions, assembled
+from diptych.cli.certificates import tls_from_environment
 from diptych.cli.console import out
 from diptych.cli.leave import LeaveSignals
 from diptych.cli.talk import say
@@ -37,7 +38,7 @@ def run_demo(model: str, profile: str) -> None:
             cluster.start(LineView(out).note, leave.asked)
         text = files("diptych.cli").joinpath("demo.txt").read_text(encoding="utf-8")
         out.print(f"\n{len(text.split())} words on disaggregated inference, then: {QUESTION}\n", markup=False)
-        with Client(cluster.router) as client:
+        with Client(cluster.router, tls=tls_from_environment()) as client:
             message = {"role": "user", "content": f"{text}\n{QUESTION}"}
             finish = say(client.generate(messages=[message], max_tokens=MAX_TOKENS), [])
         out.print()

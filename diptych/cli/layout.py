@@ -11,7 +11,7 @@ cores, each with threads that sleep while they wait: one that spins would take i
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from diptych.domain.errors import InvalidField
@@ -48,9 +48,13 @@ class ClusterLayout:
     shard: str = "main"
     id_suffix: str = ""
     """Keeps apart the workers of several machines on one store."""
+    router_secret: str = field(default="", repr=False)
+    """Signs resume tokens; empty: the routers of the store agree on one."""
     cores: int = 1
     preload: str = ""
-    """Library that engine workers preload; empty: none."""
+    """The allocator that engine workers preload; empty: the system's own."""
+    openmp: str = ""
+    """The OpenMP that engine workers of several threads preload; empty: whatever each library brings."""
 
     def __post_init__(self) -> None:
         for name, count in (
@@ -103,6 +107,8 @@ def _child(role: Role, number: int, layout: ClusterLayout, listen: str = f"{LOOP
     }
     is_engine = role.prefills or role.decodes
     environment = {"DIPTYCH_REDIS_URL": layout.redis_url}  # may hold a password: not for everyone's `ps`
+    if role is Role.ROUTER and layout.router_secret:
+        environment["DIPTYCH_SECRET"] = layout.router_secret
     if role is not Role.CACHE:
         flags |= {"--model": layout.model, "--model-name": layout.model_name}
     if is_engine:
@@ -123,15 +129,20 @@ def _threads(layout: ClusterLayout) -> int:
 
 
 def _engine_environment(layout: ClusterLayout) -> dict[str, str]:
-    environment = {
-        "OMP_NUM_THREADS": str(_threads(layout)),
+    threads = _threads(layout)
+    environment = {"OMP_NUM_THREADS": str(threads)}
+    libraries = [layout.preload]
+    if threads == 1:
         # Three names of one wish, for the OpenMP of GNU, LLVM and Intel.
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "GOMP_SPINCOUNT": "0",
-        "KMP_BLOCKTIME": "0",
-    }
-    if layout.preload:
-        environment["LD_PRELOAD"] = layout.preload
+        environment |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
+    else:
+        # A step has 150 parallel regions: to sleep between two of them costs more than most of them take.
+        # A millisecond of waiting awake reaches from one to the next, not from one step to the next.
+        environment |= {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
+        # torch brings a copy of its own, numba takes the system's: two pools would wait on the same cores.
+        libraries.append(layout.openmp)
+    if any(libraries):
+        environment["LD_PRELOAD"] = ":".join(filter(None, libraries))
     return environment
 
 

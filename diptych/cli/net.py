@@ -18,14 +18,15 @@ from diptych.domain.records import Link
 def links_table(members: Sequence[Member]) -> Table:
     """A row for each link, red where it is past its worker's bound."""
     table = Table(title="links", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("decode", "prefill", "round trip", "bound", "bandwidth", "measured", ""):
+    for name in ("decode", "prefill", "channel", "round trip", "bound", "bandwidth", "measured", ""):
         table.add_column(name, no_wrap=True)
     for member, link, bound_s in _links(members):
         measured = f"{link.age_s:.0f} s ago" if link.rtt_s else "not yet"
         speed = f"{figures.size(round(link.bytes_per_s))}/s" if link.bytes_per_s else "–"
         table.add_row(
-            escape(member.worker_id), escape(link.worker_id), microseconds(link.rtt_s),
-            microseconds(bound_s), speed, measured, verdict(link), style="red" if link.too_slow else "",
+            escape(member.worker_id), escape(link.worker_id), link.channel or "–",
+            microseconds(link.rtt_s), microseconds(bound_s), speed, measured, verdict(link),
+            style="red" if link.too_slow else "",
         )  # fmt: skip
     return table
 

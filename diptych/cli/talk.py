@@ -10,6 +10,7 @@ import grpc
 from rich.text import Text
 
 from diptych.cli import figures
+from diptych.cli.certificates import tls_from_environment
 from diptych.cli.console import err, out, show_error, write
 from diptych.cli.whereabouts import find_router
 from diptych.client import Client, Finish, Generation, Trail
@@ -22,7 +23,7 @@ HELP = "An empty line is not sent; /new forgets the conversation; Ctrl-C ends an
 @contextlib.contextmanager
 def router_at(given: str) -> Iterator[Client]:
     """A client of the router that was given or found, and errors that name it where it can't be reached."""
-    with Client(find_router(given)) as client:
+    with Client(find_router(given), tls=tls_from_environment()) as client:
         try:
             yield client
         except PeerLost as error:

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from diptych.cli import figures
+from diptych.cli.certificates import tls_from_environment
 from diptych.cli.member import Change, Member
 from diptych.cli.supervision import State
 from diptych.client import Client, RouterStatus, WorkerInfo
@@ -28,7 +29,7 @@ class StatusPoll:
     """Asks the router for its status twice a second, in a thread, so that a slow answer delays no restart."""
 
     def __init__(self, router: str) -> None:
-        self._client = Client(router, timeout_s=2.0)
+        self._client = Client(router, timeout_s=2.0, tls=tls_from_environment())
         self._leave = threading.Event()
         self._thread = threading.Thread(target=self._run, name="status", daemon=True)
         self.latest: RouterStatus | None = None

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
+from diptych.client.aio_line import AsyncLine
 from diptych.client.aio_routers import AsyncRouters
-from diptych.client.course import Course
+from diptych.client.course import HEARTBEAT_S, Course
 from diptych.client.requests import Message, Options, build_request
 from diptych.client.values import ModelInfo, Piece, RouterStatus, read_models, read_status
-from diptych.domain.errors import DiptychError, PeerLost
-from diptych.rpc.status import domain_errors
+from diptych.domain.errors import DiptychError
 from diptych.rpc.tls import TlsSettings
 from diptych.v1 import router_pb2
 
@@ -36,7 +36,9 @@ class AsyncGeneration:
         self._course = Course(request.tenant, len(routers.addresses), reattach_s)
         self._ended = False
         self._begun = asyncio.ensure_future(routers.generate(request, timeout_s))
-        """The call, and the address of its router. Several may have to be tried."""
+        """The call that is listened to. Several routers may have to be tried."""
+        self._silent: list[AsyncLine] = []
+        """Calls before it that fell silent."""
 
     @property
     def request_id(self) -> str:
@@ -54,7 +56,10 @@ class AsyncGeneration:
     async def __anext__(self) -> Piece:
         try:
             while not self._ended:
-                piece = self._course.take(await self._next_message())
+                message = await self._next_message()
+                piece = self._course.take(message)
+                if message.request_id:
+                    self._leave_earlier_calls()
                 if piece is not None:
                     self._ended = piece.finish is not None
                     return piece
@@ -66,42 +71,45 @@ class AsyncGeneration:
     async def _next_message(self) -> router_pb2.GenerateResponse:
         while True:
             try:
-                with domain_errors():
-                    message = await (await self._begun)[1].read()
-                if isinstance(message, router_pb2.GenerateResponse):
-                    return message
-                raise PeerLost("the router ended the stream before its last message")
+                return await (await self._begun).next(self._course.patience)
             except DiptychError as error:
                 await self._call_again(error)
 
     async def _call_again(self, error: DiptychError) -> None:
-        """After the call has ended with `error`; raises what ends the stream."""
+        """After the call has ended, or fallen silent, with `error`; raises what ends the stream."""
         if self._ended or self._routers.closed:
             raise error
-        address, call = await self._begun
-        self._course.learn_from(await call.initial_metadata())
+        line = await self._begun
+        self._course.learn_from(await line.metadata())
         now = time.monotonic()
         again = self._course.after_loss(error, now)
-        self._routers.addresses.leave(address)
+        self._routers.addresses.leave(line.address)
         await asyncio.sleep(again.pause_s)
         if self._ended:  # closed by another task meanwhile
             raise error
         left_s = max(0.0, self._deadline - now)
+        self._silent.append(line)
         if again.attach:
             calling = self._routers.attach(self._course.attach_request(), left_s)
         else:
             calling = self._routers.generate(self._request, left_s)
         self._begun = asyncio.ensure_future(calling)
 
+    def _leave_earlier_calls(self) -> None:
+        for line in self._silent:
+            line.cancel()
+        self._silent.clear()
+
     def close(self) -> None:
         """Cancels the request everywhere unless it has ended. Idempotent."""
         if self._ended:
             return
         self._ended = True
+        self._leave_earlier_calls()
         if not self._begun.done():
             self._begun.cancel()
         elif not self._begun.cancelled() and self._begun.exception() is None:
-            self._begun.result()[1].cancel()
+            self._begun.result().cancel()
 
     async def __aenter__(self) -> Self:
         return self
@@ -149,6 +157,7 @@ class AsyncClient:
         """As `Client.generate`; nothing to await before the first piece."""
         request = build_request(prompt, messages, token_ids, options)
         request.model, request.tenant = model, self._tenant
+        request.heartbeat_s = HEARTBEAT_S
         return AsyncGeneration(self._routers, request, self._timeout_s, self._reattach_s)
 
     async def cancel(self, request_id: str) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import grpc
 
 from diptych.client.addresses import Addresses
+from diptych.client.aio_line import AsyncLine
 from diptych.client.routers import CONNECT_S
 from diptych.domain.errors import DiptychError, Draining, PeerLost
 from diptych.rpc.dial import Dialer
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
     from diptych.v1.router_pb2_grpc import RouterAsyncStub
 
 T = TypeVar("T")
-Call = (
-    grpc.aio.UnaryStreamCall[router_pb2.GenerateRequest, router_pb2.GenerateResponse]
-    | grpc.aio.UnaryStreamCall[router_pb2.AttachRequest, router_pb2.GenerateResponse]
-)
 
 
 class AsyncRouters:
@@ -35,20 +32,20 @@ class AsyncRouters:
         self.closed = False
         self._dialer = Dialer(tls)
 
-    async def generate(self, request: router_pb2.GenerateRequest, timeout_s: float) -> tuple[str, Call]:
-        """Begins a stream, at the first router that can be reached, and says at which."""
+    async def generate(self, request: router_pb2.GenerateRequest, timeout_s: float) -> AsyncLine:
+        """Begins a stream, at the first router that can be reached."""
         for _ in range(len(self.addresses) - 1):
             address = self.addresses.current
             if await _is_reachable(self._dialer.channel(address)):
                 break
             self.addresses.leave(address)
         address = self.addresses.current
-        return address, self._stub(address).Generate(request, timeout=timeout_s)
+        return AsyncLine(address, self._stub(address).Generate(request, timeout=timeout_s))
 
-    async def attach(self, request: router_pb2.AttachRequest, timeout_s: float) -> tuple[str, Call]:
+    async def attach(self, request: router_pb2.AttachRequest, timeout_s: float) -> AsyncLine:
         """Goes on with a stream at the router that is spoken to now."""
         address = self.addresses.current
-        return address, self._stub(address).Attach(request, timeout=timeout_s)
+        return AsyncLine(address, self._stub(address).Attach(request, timeout=timeout_s))
 
     async def ask(self, question: Callable[[RouterAsyncStub], Awaitable[T]]) -> T:
         """The first answer. Raises what the last of them raises, or the first whose word is final."""

@@ -20,7 +20,7 @@ T = TypeVar("T")
 if TYPE_CHECKING:
     Call = grpc.CallIterator[router_pb2.GenerateResponse]
 
-CONNECT_S: Final = 3.0
+CONNECT_S: Final = 1.5
 """How long one of several routers may take to be reached."""
 
 

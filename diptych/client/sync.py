@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
-from diptych.client.course import Course
+from diptych.client.course import HEARTBEAT_S, Course
+from diptych.client.line import Line, cancel_all
 from diptych.client.requests import Message, Options, build_request
 from diptych.client.routers import Routers
 from diptych.client.values import ModelInfo, Piece, RouterStatus, read_models, read_status
-from diptych.domain.errors import DiptychError, PeerLost
-from diptych.rpc.status import domain_errors
+from diptych.domain.errors import DiptychError
 from diptych.rpc.tls import TlsSettings
 from diptych.v1 import router_pb2
 
@@ -21,8 +22,8 @@ from diptych.v1 import router_pb2
 class Generation:
     """The pieces of one answer, as they come. Closing it, or leaving its `with`, cancels the rest.
 
-    When its router dies after it has taken the request, the answer goes on at another, or at the same one
-    started again: no token is lost and none comes twice.
+    When its router dies or stops after it has taken the request, the answer goes on at another, or at the
+    same one started again: no token is lost and none comes twice.
     """
 
     def __init__(
@@ -34,7 +35,10 @@ class Generation:
         self._course = Course(request.tenant, len(routers.addresses), reattach_s)
         self._closing = threading.Event()
         self._ended = False
-        self._address, self._call = routers.generate(request, timeout_s)
+        self._lines = [Line(*routers.generate(request, timeout_s))]
+        """The call that is listened to is the last; those before it fell silent."""
+        # The threads that read know nothing of us: who forgets an answer has closed it.
+        weakref.finalize(self, cancel_all, self._lines).atexit = False
 
     @property
     def request_id(self) -> str:
@@ -52,7 +56,10 @@ class Generation:
     def __next__(self) -> Piece:
         try:
             while not self._ended:
-                piece = self._course.take(self._next_message())
+                message = self._next_message()
+                piece = self._course.take(message)
+                if message.request_id:
+                    self._leave_earlier_calls()
                 if piece is not None:
                     self._ended = piece.finish is not None
                     return piece
@@ -64,38 +71,41 @@ class Generation:
     def _next_message(self) -> router_pb2.GenerateResponse:
         while True:
             try:
-                with domain_errors():
-                    message = next(iter(self._call), None)
-                if message is not None:
-                    return message
-                raise PeerLost("the router ended the stream before its last message")
+                return self._lines[-1].next(self._course.patience)
             except DiptychError as error:
                 self._call_again(error)
 
     def _call_again(self, error: DiptychError) -> None:
-        """After the call has ended with `error`; raises what ends the stream."""
+        """After the call has ended, or fallen silent, with `error`; raises what ends the stream."""
         if self._ended or self._routers.closed:
             raise error
-        self._course.learn_from(self._call.initial_metadata() or ())
+        line = self._lines[-1]
+        self._course.learn_from(line.metadata())
         now = time.monotonic()
         again = self._course.after_loss(error, now)
-        self._routers.addresses.leave(self._address)
+        self._routers.addresses.leave(line.address)
         if self._closing.wait(again.pause_s):
             raise error
         left_s = max(0.0, self._deadline - now)
         if again.attach:
-            self._address, self._call = self._routers.attach(self._course.attach_request(), left_s)
+            address, call = self._routers.attach(self._course.attach_request(), left_s)
         else:
-            self._address, self._call = self._routers.generate(self._request, left_s)
-        if self._closing.is_set():  # closed by another thread meanwhile, which saw the call before
-            self._call.cancel()  # type: ignore[no-untyped-call]
+            address, call = self._routers.generate(self._request, left_s)
+        self._lines.append(Line(address, call))
+        if self._closing.is_set():  # closed by another thread meanwhile, which saw the calls before
+            cancel_all(self._lines)
+
+    def _leave_earlier_calls(self) -> None:
+        if len(self._lines) > 1:
+            cancel_all(self._lines[:-1])
+            del self._lines[:-1]
 
     def close(self) -> None:
         """Cancels the request everywhere unless it has ended. Idempotent."""
         if not self._ended:
             self._ended = True
             self._closing.set()
-            self._call.cancel()  # type: ignore[no-untyped-call]
+            cancel_all(self._lines)
 
     def __enter__(self) -> Self:
         return self
@@ -121,8 +131,8 @@ class Client:
         """`address` is `host:port`, or several in a list or separated by commas: routers of one system.
 
         `timeout_s` bounds a whole generation; other calls have 10 s at most. `reattach_s` bounds how long a
-        generation may be without a router; 0: it fails with the router that began it. Raises InvalidField
-        where the certificates cannot be used.
+        generation may be without a router, from the moment that the loss is known; 0: it fails with the
+        router that began it. Raises InvalidField where the certificates cannot be used.
         """
         self._tenant = tenant
         self._timeout_s = timeout_s
@@ -152,6 +162,7 @@ class Client:
         """
         request = build_request(prompt, messages, token_ids, options)
         request.model, request.tenant = model, self._tenant
+        request.heartbeat_s = HEARTBEAT_S
         return Generation(self._routers, request, self._timeout_s, self._reattach_s)
 
     def cancel(self, request_id: str) -> bool:

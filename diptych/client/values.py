@@ -23,6 +23,8 @@ class Trail:
     attempts: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
+    num_borrowed_tokens: int = 0
+    """Those of the cached ones that were read from a cache service."""
     num_output_tokens: int = 0
     num_chunks: int = 0
     kv_bytes: int = 0
@@ -165,6 +167,7 @@ def _read_trail(trail: common_pb2.Trail) -> Trail:
         attempts=trail.attempts,
         num_prompt_tokens=trail.num_prompt_tokens,
         num_cached_tokens=trail.num_cached_tokens,
+        num_borrowed_tokens=trail.num_borrowed_tokens,
         num_output_tokens=trail.num_output_tokens,
         num_chunks=trail.num_chunks,
         kv_bytes=trail.kv_bytes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from diptych.domain.audit import Held
+from diptych.domain.records import ChannelEndpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class EngineLoad:
     num_held: int = 0
     leak: str = ""
     """What its own check found wrong when it last was idle."""
+    look: int = 0
+    """The newest question that it answers (`diptych.worker.looks`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +49,11 @@ class EngineReady:
 
     model: str = ""
     fingerprint: str = ""
-    channel: str = ""
-    kv_address: str = ""
-    """Where peers read this worker's KV; empty where they read none."""
+    channels: list[str] = field(default_factory=list)
+    """Kinds of KV channel that it speaks, best first."""
+    endpoints: list[ChannelEndpoint] = field(default_factory=list)
+    """Where peers read this worker's KV; none where they read none."""
     max_context: int = 0
     vocab_size: int = 0
     capacity_tokens: int = 0
-    probe_key: bytes = b""
-    """A region of `probe_bytes` zeros at `kv_address` that peers may read to measure the way here."""
-    probe_bytes: int = 0
     error: FailureInfo | None = None

@@ -79,6 +79,7 @@ DECODE_TABLE: Final[dict[DecodeState, dict[DecodeEvent, DecodeState]]] = {
     _D.AWAITING_KV: {
         _E.FIRST_TOKEN: _D.RUNNING,
         _E.ATTEMPT_LOST: _D.ADMITTED,
+        _E.PREEMPT: _D.ADMITTED,
         _E.FINISH: _D.FINISHED,
         **_ENDS,
     },

@@ -91,6 +91,10 @@ class KvChannel(Protocol):
     def register(self, memory: MemorySpan) -> Region:
         """Lets peers read `memory` until `close`. `memory` must stay alive until then."""
 
+    def prepare(self, memory: MemorySpan) -> None:
+        """Tells that reads will land in parts of `memory`, so that it is made ready once and not each time.
+        Changes nothing else. `memory` must stay alive until `close`."""
+
     def read(
         self, remote: RemotePiece, local: MemorySpan, deadline_s: float, on_done: Callable[[], None]
     ) -> Read:

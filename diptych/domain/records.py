@@ -63,7 +63,7 @@ class ChannelEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How far a worker is from a peer that it reads from, over the KV channel that it uses."""
+    """How far a worker is from a peer that it reads from, over one KV channel."""
 
     worker_id: WorkerId
     epoch: Epoch
@@ -77,6 +77,7 @@ class Link:
     """Past the bound that the reader was given."""
     used: bool = True
     """False: too slow, and the reader was told not to use such links."""
+    channel: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,8 @@ class PrefillJob:
     """No use after this moment of the store's clock. 0: none."""
     traceparent: str = ""
     """W3C trace context, empty when not traced."""
+    num_attempts: int = 0
+    """Attempts of the request that had begun when this was posted. Once another has begun, this is late."""
 
 
 @dataclass(frozen=True, slots=True)

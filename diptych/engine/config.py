@@ -110,10 +110,9 @@ def _refuse_other_mathematics(fields: Fields, architecture: str) -> None:
             raise fields.unsupported(name, True, "false")
     if fields.number("partial_rotary_factor", 1.0) != 1.0:
         raise fields.unsupported("partial_rotary_factor", fields.get("partial_rotary_factor"), "1.0")
-    if fields.get("quantization_config") is not None:
-        raise fields.unsupported(
-            "quantization_config", "an object", "weights in float32, bfloat16 or float16"
-        )
+    if (quantised := fields.inner("quantization_config")) is not None:
+        served = "no quantization: weights in float32, bfloat16 or float16, or a .gguf file of the model"
+        raise quantised.unsupported("quant_method", quantised.get("quant_method", "unnamed"), served)
     window = fields.get("sliding_window")
     slides = fields.flag("use_sliding_window") if architecture == "Qwen2ForCausalLM" else window is not None
     if slides and fields.count("sliding_window") < fields.count("max_position_embeddings"):

@@ -52,7 +52,7 @@ def _open(source: Path) -> gguf.GGUFReader:
         raise Unsupported(f"{source}: can't be read: {error.strerror}") from None
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError) as error:
         # What the reader raises on bytes that end early or make no sense.
-        raise Unsupported(f"{source}: torn, or not a GGUF file ({error})") from None
+        raise Unsupported(f"{source}: torn, or not a GGUF file ({error}): copy or fetch it again") from None
 
 
 def _spec_dtype(tensor: gguf.ReaderTensor) -> str:

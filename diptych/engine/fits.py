@@ -16,6 +16,8 @@ _ACTIVATION_BYTES = 256 << 20
 """Left free for one step's activations."""
 _MIB = 1 << 20
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
+_NO_LIMIT = 1 << 60
+"""Version 1 of control groups writes "no limit" as a number that no machine has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +58,40 @@ def fitted_blocks(need: Need, layout: KvLayout, block_tokens: int, max_context: 
             f"{layout.model} needs {total // _MIB} MiB: weights {need.weight_bytes // _MIB}, KV pool "
             f"{pool_bytes // _MIB} ({num_blocks} blocks of {block_tokens} tokens), activations "
             f"{_ACTIVATION_BYTES // _MIB}; available: {available // _MIB} MiB"
+            f"{_advice(need, layout, block_tokens, available)}"
         )
     return num_blocks
 
 
+def _advice(need: Need, layout: KvLayout, block_tokens: int, available: int) -> str:
+    """What would fit."""
+    room = available - need.weight_bytes - _ACTIVATION_BYTES
+    num_blocks = room // (layout.token_bytes * block_tokens)
+    if num_blocks < 1:
+        return "; a smaller model is needed, or more memory"
+    return (
+        f"; {num_blocks} blocks would fit ({num_blocks * block_tokens} tokens: --num-blocks, --max-context)"
+    )
+
+
 def _container_bytes(group: Path) -> int | None:
-    """What the container's limit leaves; None without a limit. File cache that can be dropped counts as
-    free."""
-    try:
-        limit = (group / "memory.max").read_text(encoding="ascii").strip()
-        used = int((group / "memory.current").read_text(encoding="ascii"))
-        droppable = _field(group / "memory.stat", "inactive_file")
-    except OSError:
-        return None
-    return int(limit) - used + droppable if limit.isdigit() else None
+    """What the container's limit leaves, by version 2 of control groups or by version 1; None without a
+    limit. File cache that can be dropped counts as free."""
+    old = group / "memory"
+    files = (
+        (group / "memory.max", group / "memory.current", group / "memory.stat", "inactive_file"),
+        (old / "memory.limit_in_bytes", old / "memory.usage_in_bytes", old / "memory.stat",
+         "total_inactive_file"),
+    )  # fmt: skip
+    for limit_file, used_file, stat_file, droppable_name in files:
+        try:
+            limit = limit_file.read_text(encoding="ascii").strip()
+            used = int(used_file.read_text(encoding="ascii"))
+            droppable = _field(stat_file, droppable_name)
+        except OSError:
+            continue
+        return int(limit) - used + droppable if limit.isdigit() and int(limit) < _NO_LIMIT else None
+    return None
 
 
 def _field(path: Path, name: str) -> int:

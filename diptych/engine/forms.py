@@ -15,7 +15,7 @@ import torch
 
 from diptych.domain.errors import Unsupported
 from diptych.domain.layout import KvDtype
-from diptych.engine.attention import Attention, mixed, sdpa, sdpa_prefill
+from diptych.engine.attention import Attention, sdpa
 from diptych.engine.config import ModelConfig
 from diptych.engine.exact_attention import exact
 from diptych.engine.linear import can_pack, packed, plain
@@ -50,12 +50,14 @@ def computation(settings: EngineSettings, config: ModelConfig) -> Computation:
     linear = packed if can_pack(device, torch.bfloat16) else plain
     if not can_fuse(device, config):
         return Computation(Form(torch.bfloat16, device, linear), sdpa)
-    # Here, because it needs numba, which takes its time to import.
-    from diptych.engine.fused import FusedOps, PagedDecode
+    # Here, because numba takes its time to import.
+    import numba
 
-    decode = PagedDecode(config, settings.block_tokens, settings.threads)
+    from diptych.engine.fused import FusedOps, fused_attention
+
+    numba.set_num_threads(min(settings.threads, vars(numba.config)["NUMBA_NUM_THREADS"]))
     form = Form(torch.bfloat16, device, linear, FusedOps, angle_dtype=torch.float32)
-    return Computation(form, mixed(decode, sdpa_prefill))
+    return Computation(form, fused_attention(config, settings.block_tokens, settings.threads))
 
 
 def few_row_limit(settings: EngineSettings, config: ModelConfig) -> int:

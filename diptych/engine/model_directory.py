@@ -17,27 +17,22 @@ from diptych.domain.errors import Unsupported
 from diptych.engine import safetensors_file, toy
 from diptych.engine.config import ModelConfig, read_config
 from diptych.engine.model_cache import cached_digest
+from diptych.engine.model_shapes import HEAD, StoredTensor, check_tensors, shapes_of
 
 _PIECE_BYTES = 8 << 20
-_EMBEDDING = "model.embed_tokens.weight"
 
 
 def check(directory: Path) -> None:
     """Raises Unsupported, naming the file and what is served, unless the engine can be expected to load
     it."""
     config = read_config(directory)
-    shapes = {
-        spec.name: spec.shape
+    found = {
+        spec.name: StoredTensor(path, spec.dtype, spec.shape)
         for path in weight_files(directory)
         for spec in safetensors_file.read_header(path)[1]
     }
-    if _EMBEDDING not in shapes:
-        raise Unsupported(f"{directory}: its weights hold no {_EMBEDDING}")
-    rows, vocab_size = shapes[_EMBEDDING][0], config.vocab_size
-    if rows != vocab_size:
-        raise Unsupported(
-            f"{directory}: embeddings of {rows} tokens, config.json's vocab_size is {vocab_size}"
-        )
+    # A tied model's file may carry the head as a copy of the embeddings.
+    check_tensors(directory, found, shapes_of(config), frozenset({HEAD}))
     _check_tokenizer(directory / "tokenizer.json", config)
 
 
@@ -47,7 +42,9 @@ def weight_files(directory: Path) -> list[Path]:
     names = _shards(index) if index.is_file() else ["model.safetensors"]
     for name in names:
         if not (directory / name).is_file():
-            raise Unsupported(f"{directory / name}: missing (weights are read from safetensors only)")
+            raise Unsupported(
+                f"{directory / name}: missing (weights are read from safetensors, or from one .gguf file)"
+            )
     return [directory / name for name in names]
 
 
@@ -107,4 +104,7 @@ def _check_tokenizer(path: Path, config: ModelConfig) -> None:
         raise Unsupported(f"{path}: torn, or not a tokenizer ({error})") from None
     last_id = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if last_id >= config.vocab_size:
-        raise Unsupported(f"{path}: ids up to {last_id}, but the model's vocabulary has {config.vocab_size}")
+        raise Unsupported(
+            f"{path}: ids up to {last_id}, but the model's vocabulary has {config.vocab_size}: "
+            "take the tokenizer.json that belongs to these weights"
+        )

@@ -11,6 +11,7 @@ import contextlib
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from diptych.domain.errors import PeerLost
@@ -34,6 +35,16 @@ class EngineProcess(Generic[Out]):
     @property
     def pid(self) -> int:
         return self._process.pid if self._process else 0
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the kernel says that it was stopped, where it can be asked (Linux). One that is busy
+        may say as little, and must not be taken for it."""
+        try:
+            status = Path(f"/proc/{self.pid}/stat").read_bytes()
+        except OSError:
+            return False
+        return status.rpartition(b") ")[2][:1] in (b"T", b"t")
 
     async def start(self) -> None:
         ours, theirs = socket.socketpair()

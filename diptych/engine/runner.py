@@ -39,6 +39,9 @@ from diptych.engine.weights import HEAD, num_parameters, shapes_of
 if TYPE_CHECKING:  # importing it takes numba
     from diptych.engine.few_rows import FewRows
 
+_WARM_ROWS = 64
+"""Enough for what is compiled for many rows."""
+
 
 class TorchRunner:
     """A `Runner` over a model and a pool that belong together."""
@@ -92,10 +95,11 @@ class TorchRunner:
     def warm_up(self) -> None:
         """Runs steps of the kinds that requests will bring, so that no request waits for a compiler.
 
-        Writes to the first block: call it before anyone owns one.
+        Writes to the first blocks: call it before anyone owns one.
         """
-        blocks = ((BlockId(0),),)
-        for num_tokens in (min(2, self.block_tokens), 1):
+        many = min(_WARM_ROWS, self.num_blocks[0] * self.block_tokens, self.max_context - 1)
+        blocks = (tuple(BlockId(i) for i in range(-(-many // self.block_tokens))),)
+        for num_tokens in (many, min(2, many), 1):
             step = SequenceStep(
                 RequestId("warm-up"), [0] * num_tokens, 0, blocks, SamplingParams(max_tokens=1)
             )

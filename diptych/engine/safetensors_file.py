@@ -98,5 +98,7 @@ def read_header(path: Path) -> tuple[bytes, list[TensorSpec]]:
         raise Unsupported(f"{path}: torn, or not safetensors: its header is not readable") from None
     expected = 8 + length + max(ends, default=0)
     if size != expected:
-        raise Unsupported(f"{path}: torn: {size} bytes, its header speaks of {expected}")
+        raise Unsupported(
+            f"{path}: torn: {size} bytes, its header speaks of {expected} (copy or fetch it again)"
+        )
     return text, specs

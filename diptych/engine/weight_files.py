@@ -10,11 +10,7 @@ from torch import Tensor
 
 from diptych.domain.errors import Unsupported
 from diptych.engine.model_directory import weight_files, weights_digest
-from diptych.engine.weight_source import Shapes
-
-_DTYPES = ("F32", "BF16", "F16")
-_HARMLESS = ("rotary_emb.inv_freq",)
-"""Endings of tensors that old exports carry and that follow from the config."""
+from diptych.engine.model_shapes import Shapes, StoredTensor, check_tensors
 
 
 class WeightFiles:
@@ -32,7 +28,7 @@ class WeightFiles:
             undo.push(self._files)
             for path in weight_files(directory):
                 self._open(path)
-            self._check(shapes, optional)
+            check_tensors(directory, {name: self._stored(name) for name in self._where}, shapes, optional)
             undo.pop_all()
 
     @property
@@ -64,24 +60,7 @@ class WeightFiles:
                 raise Unsupported(f"{path}: tensor {name} is in {self._where[name][0].name} as well")
             self._where[name] = (path, file)
 
-    def _check(self, shapes: Shapes, optional: frozenset[str]) -> None:
-        missing = sorted(shapes.keys() - self._where.keys())
-        if missing:
-            raise Unsupported(f"{self._directory}: tensor {missing[0]} is missing{_more(missing)}")
-        known = shapes.keys() | optional
-        extra = sorted(name for name in self._where.keys() - known if not name.endswith(_HARMLESS))
-        if extra:
-            path = self._where[extra[0]][0]
-            raise Unsupported(f"{path}: tensor {extra[0]} does not belong to the architecture{_more(extra)}")
-        for name, shape in shapes.items():
-            path, file = self._where[name]
-            part = file.get_slice(name)  # type: ignore[no-untyped-call]
-            found, dtype = tuple(part.get_shape()), part.get_dtype()
-            if found != shape:
-                raise Unsupported(f"{path}: tensor {name} is {list(found)}, config.json says {list(shape)}")
-            if dtype not in _DTYPES:
-                raise Unsupported(f"{path}: tensor {name} is {dtype}; served: {', '.join(_DTYPES)}")
-
-
-def _more(names: list[str]) -> str:
-    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+    def _stored(self, name: str) -> StoredTensor:
+        path, file = self._where[name]
+        part = file.get_slice(name)  # type: ignore[no-untyped-call]
+        return StoredTensor(path, part.get_dtype(), tuple(part.get_shape()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -10,8 +9,7 @@ import xxhash
 from torch import Tensor
 
 from diptych.engine.config import ModelConfig
-
-Shapes = Mapping[str, tuple[int, ...]]
+from diptych.engine.model_shapes import Shapes
 
 
 class WeightSource(Protocol):

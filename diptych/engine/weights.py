@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from diptych.engine.config import ModelConfig
+from diptych.engine.model_shapes import EMBED, HEAD, NORM, shapes_of
 from diptych.engine.weight_source import WeightSource
 
-EMBED = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
-NORM = "model.norm.weight"
+__all__ = [
+    "EMBED", "HEAD", "NORM", "LayerWeights", "layer_weights", "matrix_shapes", "num_parameters", "shapes_of",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,28 +27,6 @@ class LayerWeights:
     ff_norm: Tensor  # [hidden]
     gate_up: Tensor  # [2 * ff, hidden]
     down: Tensor  # [hidden, ff]
-
-
-def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor that a model of this config must hold."""
-    hidden, ff = config.hidden_size, config.ff_size
-    q_size, kv_size, _ = config.qkv_sizes
-    shapes: dict[str, tuple[int, ...]] = {EMBED: (config.vocab_size, hidden), NORM: (hidden,)}
-    if not config.tied_embeddings:
-        shapes[HEAD] = (config.vocab_size, hidden)
-    for layer in range(config.num_layers):
-        prefix = f"model.layers.{layer}."
-        shapes[prefix + "input_layernorm.weight"] = (hidden,)
-        shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
-        for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size)):
-            shapes[f"{prefix}self_attn.{name}_proj.weight"] = (size, hidden)
-            if config.qkv_bias:
-                shapes[f"{prefix}self_attn.{name}_proj.bias"] = (size,)
-        shapes[prefix + "self_attn.o_proj.weight"] = (hidden, q_size)
-        shapes[prefix + "mlp.gate_proj.weight"] = (ff, hidden)
-        shapes[prefix + "mlp.up_proj.weight"] = (ff, hidden)
-        shapes[prefix + "mlp.down_proj.weight"] = (hidden, ff)
-    return shapes
 
 
 def matrix_shapes(config: ModelConfig) -> list[tuple[int, int]]:

@@ -76,6 +76,7 @@ def link_messages(links: Iterable[Link]) -> list[worker_pb2.Link]:
             age_s=link.age_s,
             too_slow=link.too_slow,
             used=link.used,
+            channel=link.channel,
         )
         for link in links
     ]
@@ -134,5 +135,5 @@ def _read_links(messages: Sequence[worker_pb2.Link]) -> Iterable[Link]:
     for message in messages:
         yield Link(
             WorkerId(message.worker_id), Epoch(message.epoch), message.rtt_s, message.bytes_per_s,
-            message.age_s, message.too_slow, message.used,
+            message.age_s, message.too_slow, message.used, message.channel,
         )  # fmt: skip

@@ -68,6 +68,9 @@ _BARE_CODES: Final[dict[StatusCode, type[DiptychError]]] = {
 """What a status means that carries no details of ours."""
 
 
+_NOT_CONNECTED: Final = ("failed to connect", "errors resolving", "DNS resolution failed")
+
+
 def to_status(error: DiptychError) -> grpc.Status:
     """The status that tells `error` to any client."""
     text = _bounded(str(error)) or type(error).__name__
@@ -101,6 +104,12 @@ def says_why(error: grpc.RpcError) -> bool:
     """Whether the other side raised it; else gRPC itself failed the call, or something in between did."""
     status, info = _rich_status(error), ErrorInfo()
     return status is not None and _detail(status, info) and info.domain == DOMAIN
+
+
+def never_connected(error: grpc.RpcError) -> bool:
+    """Whether the call failed because nobody could be reached: nobody has heard of it then. gRPC says so in
+    words only; should they change, this is False, and callers try for longer than they need to."""
+    return error.code() is StatusCode.UNAVAILABLE and (error.details() or "").startswith(_NOT_CONNECTED)
 
 
 @contextmanager

@@ -112,6 +112,15 @@ class PrefillBus:
         """Takes back a job that we posted, claimed or not. False: it was not there any more."""
         return bool(await self._call("done", [entry_id]))
 
+    async def claims(self, entry_ids: Sequence[str]) -> list[float | None]:
+        """For how many seconds each of these jobs has been claimed: 0.0 where nobody has, None where it is
+        gone."""
+        if not entry_ids:
+            return []
+        ages_ms = await self._call("claims", entry_ids)
+        assert isinstance(ages_ms, list)
+        return [_age_s(age_ms) for age_ms in ages_ms]
+
     async def sweep(self, min_idle_ms: int) -> int:
         """Gives jobs that were claimed at least so long ago and never finished to others; returns how many.
 
@@ -190,6 +199,13 @@ class PrefillBus:
         num_redelivered = fate_counts.pop("redelivered", 0)
         self.dropped.update(fate_counts)
         return num_redelivered
+
+
+def _age_s(age_ms: Reply) -> float | None:
+    assert isinstance(age_ms, int)
+    if age_ms < 0:
+        return 0.0 if age_ms == -1 else None
+    return max(age_ms, 1) / 1000
 
 
 def _ms(seconds: float) -> int:

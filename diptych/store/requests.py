@@ -2,23 +2,42 @@
 
 A projection: the decode worker's own state is the truth, and a write that fails is made up for by the next.
 Writes are ordered by (placement, version); see `functions/requests.lua`.
+
+    put ─▶ renew, every `ttl_s / 4` ─▶ … ─▶ end ─▶ ENDED_TTL_S ─▶ gone
+             └── the owner died: gone within `ttl_s`
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
 
 import msgspec
 from redis.asyncio import Redis
 
 from diptych.domain.errors import Stale
-from diptych.domain.ids import RequestId
+from diptych.domain.ids import Epoch, RequestId, WorkerId
 from diptych.domain.records import RequestRecord
 from diptych.store.library import Library
 from diptych.store.shard import CALL_TIMEOUT_S, Shard
 
 LIBRARY = Library.read("requests")
-RUNNING_TTL_S = 3600.0
-"""After the last write, should the owner never come to an end."""
+RUNNING_TTL_S = 12.0
+"""After the owner's last sign of life."""
 ENDED_TTL_S = 60.0
+RENEW_PIECE = 500
+"""Most records in one call: it holds the server up for well under a millisecond."""
+
+
+class Standing(Enum):
+    """What a renewal found."""
+
+    OURS = 1
+    """It lives on."""
+    GONE = 0
+    """The store has lost it: write it again."""
+    TAKEN = -1
+    """Another placement owns the request since: let go of it."""
 
 
 class RequestProjection:
@@ -37,6 +56,11 @@ class RequestProjection:
         self._running_ttl_s = running_ttl_s
         self._ended_ttl_s = ended_ttl_s
 
+    @property
+    def renew_s(self) -> float:
+        """How often an owner should renew what it has: three renewals may be lost."""
+        return self._running_ttl_s / 4
+
     async def put(self, record: RequestRecord) -> None:
         """Writes if this placement owns the request and the version is newer; the same record again is fine.
 
@@ -48,6 +72,19 @@ class RequestProjection:
     async def end(self, record: RequestRecord) -> None:
         """As `put`, for the last record: it goes away soon after."""
         await self._write(record, self._ended_ttl_s)
+
+    async def renew(
+        self, worker_id: WorkerId, epoch: Epoch, request_ids: Sequence[RequestId]
+    ) -> dict[RequestId, Standing]:
+        """Keeps the records of live requests of that worker for another TTL, in pieces of `RENEW_PIECE`."""
+        standing: dict[RequestId, Standing] = {}
+        args = (f"{worker_id}@{epoch}", round(self._running_ttl_s * 1000))
+        for start in range(0, len(request_ids), RENEW_PIECE):
+            piece = request_ids[start : start + RENEW_PIECE]
+            reply = await self._shard.call(LIBRARY, "renew", [self._key(name) for name in piece], args)
+            assert isinstance(reply, list)
+            standing |= {name: Standing(found) for name, found in zip(piece, reply, strict=True)}
+        return standing
 
     async def get(self, request_id: RequestId) -> RequestRecord | None:
         """The newest record; None when there is none, or none that can be read."""

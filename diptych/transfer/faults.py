@@ -121,6 +121,10 @@ class FaultyChannel:
         """Registers with the inner channel."""
         return self._inner.register(memory)
 
+    def prepare(self, memory: MemorySpan) -> None:
+        """Prepares it for the inner channel."""
+        self._inner.prepare(memory)
+
     def read(
         self, remote: RemotePiece, local: MemorySpan, deadline_s: float, on_done: Callable[[], None]
     ) -> Read:

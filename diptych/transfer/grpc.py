@@ -11,13 +11,13 @@ the served and the own reads, then the threads.
 
 from __future__ import annotations
 
-import ipaddress
 import threading
 import time
 from collections.abc import Callable
 
-from diptych.domain.errors import InvalidField, TransferFailed
+from diptych.domain.errors import TransferFailed
 from diptych.domain.ports import MemorySpan, Region, RemotePiece
+from diptych.transfer.address import bracketed, check_dialable
 from diptych.transfer.channel_tls import ChannelTls
 from diptych.transfer.grpc_peer import Peer
 from diptych.transfer.grpc_server import RegionServer
@@ -43,13 +43,12 @@ class GrpcChannel:
 
         Raises InvalidField when the address can't be listened on or dialled.
         """
-        if advertise_host is None and _is_wildcard(host):
-            raise InvalidField("kv host", f"peers can't dial {host}: an address to advertise is needed")
+        check_dialable(host, advertise_host)
         self._tls = tls
         self._regions = Regions()
         self._reads = Reads(KIND)
-        self._server = RegionServer(self._regions, _bracketed(host), port, tls)
-        self._address = f"{_bracketed(advertise_host or host)}:{self._server.port}"
+        self._server = RegionServer(self._regions, bracketed(host), port, tls)
+        self._address = f"{bracketed(advertise_host or host)}:{self._server.port}"
         self._lock = threading.Lock()
         self._peers: dict[str, Peer] = {}
         self._retired: list[Peer] = []
@@ -67,6 +66,9 @@ class GrpcChannel:
         """Lets whoever learns the region's key read `memory` until `close`. Host memory only (ValueError)."""
         self._reads.check_open()
         return Region(KIND, self._address, self._regions.add(memory), memory.num_bytes)
+
+    def prepare(self, memory: MemorySpan) -> None:
+        """Nothing has to be ready."""
 
     def read(
         self, remote: RemotePiece, local: MemorySpan, deadline_s: float, on_done: Callable[[], None]
@@ -103,15 +105,3 @@ class GrpcChannel:
         self._retired = [other for other in self._retired if not other.gone]
         self._peers[address] = peer = Peer(address, self._tls)
         return peer
-
-
-def _bracketed(host: str) -> str:
-    """IPv6 addresses go in brackets before a port."""
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
-
-
-def _is_wildcard(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_unspecified
-    except ValueError:
-        return host == ""

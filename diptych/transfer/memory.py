@@ -70,6 +70,9 @@ class MemoryChannel:
         self._reads.check_open()
         return Region(KIND, self._address, self._regions.add(memory), memory.num_bytes)
 
+    def prepare(self, memory: MemorySpan) -> None:
+        """Nothing has to be ready."""
+
     def read(
         self, remote: RemotePiece, local: MemorySpan, deadline_s: float, on_done: Callable[[], None]
     ) -> PendingRead:

@@ -26,6 +26,14 @@ MAX_DEADLINE_S = 600.0
 
 logger = logging.getLogger(__name__)
 
+Devices = Callable[[str], bool]
+"""Whether a channel can read from and into memory on a device."""
+
+
+def is_host(device: str) -> bool:
+    """For channels that know host memory only."""
+    return device == "cpu"
+
 
 class State(Enum):
     """Of one read."""
@@ -68,6 +76,11 @@ class PendingRead:
     def error(self) -> PeerError | None:
         """After `done`: None when every byte arrived, else why not."""
         return self._error
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody asked for its end: its worker should bring it about."""
+        return self._stopped is not None
 
     @property
     def remaining_s(self) -> float:
@@ -122,8 +135,9 @@ class PendingRead:
 class Reads:
     """The live reads of one channel, and the clock that ends them."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, devices: Devices = is_host) -> None:
         self._kind = kind
+        self._devices = devices
         self.alarm = Alarm(f"kv-{kind}-alarm")
         self._lock = threading.Lock()
         self._live: dict[PendingRead, Callable[[], None]] = {}
@@ -164,7 +178,7 @@ class Reads:
     def _check(self, remote: RemotePiece, local: MemorySpan, deadline_s: float) -> None:
         if remote.region.kind != self._kind:
             raise ValueError(f"a {self._kind} channel can't read a region of kind {remote.region.kind!r}")
-        if local.device != "cpu":
+        if not self._devices(local.device):
             raise ValueError(f"{self._kind} reads into host memory, not into memory on {local.device}")
         if remote.num_bytes != local.num_bytes or local.num_bytes < 1:
             raise ValueError(f"can't read {remote.num_bytes} bytes into {local.num_bytes}")

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 from diptych.domain.errors import TransferFailed
 from diptych.domain.ports import MemorySpan
+from diptych.transfer.reads import Devices, is_host
 
 KEY_BYTES = 16
 
@@ -30,13 +31,14 @@ class OutsideRegion(TransferFailed):
 class Regions:
     """The regions of one channel. Keys are random, so those of an earlier process are unknown here."""
 
-    def __init__(self) -> None:
+    def __init__(self, devices: Devices = is_host) -> None:
         self._lock = threading.Lock()
+        self._devices = devices
         self._spans: dict[bytes, MemorySpan] = {}
 
     def add(self, memory: MemorySpan) -> bytes:
-        """The key of newly readable memory. Raises ValueError unless it is host memory with bytes in it."""
-        if memory.device != "cpu":
+        """The key of newly readable memory. Raises ValueError unless it has bytes, on a device we take."""
+        if not self._devices(memory.device):
             raise ValueError(f"only host memory can be read here, not memory on {memory.device}")
         if memory.num_bytes < 1:
             raise ValueError("a region needs at least one byte")
@@ -50,6 +52,11 @@ class Regions:
         with self._lock:
             self._find(key, offset, num_bytes)
 
+    def find(self, key: bytes) -> MemorySpan:
+        """A whole region, for channels whose readers reach it by themselves. Raises UnknownRegion."""
+        with self._lock:
+            return self._lookup(key)
+
     @contextmanager
     def borrow(self, key: bytes, offset: int, num_bytes: int) -> Iterator[memoryview]:
         """View of a part of a region, valid inside the `with`. Raises UnknownRegion, OutsideRegion."""
@@ -62,12 +69,16 @@ class Regions:
             self._spans.clear()
 
     def _find(self, key: bytes, offset: int, num_bytes: int) -> MemorySpan:
+        found = self._lookup(key)
+        if offset < 0 or num_bytes < 1 or num_bytes > found.num_bytes - offset:
+            raise OutsideRegion(f"{offset} + {num_bytes} is outside of the region's {found.num_bytes} bytes")
+        return found.slice(offset, num_bytes)
+
+    def _lookup(self, key: bytes) -> MemorySpan:
         found = None
         for known, span in self._spans.items():  # all of them, so that time tells nothing about a key
             if hmac.compare_digest(known, key):
                 found = span
         if found is None:
             raise UnknownRegion("the region is unknown or stale")
-        if offset < 0 or num_bytes < 1 or num_bytes > found.num_bytes - offset:
-            raise OutsideRegion(f"{offset} + {num_bytes} is outside of the region's {found.num_bytes} bytes")
-        return found.slice(offset, num_bytes)
+        return found

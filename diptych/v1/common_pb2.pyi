@@ -194,6 +194,7 @@ class Fallback(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
+    """A word of a closed set (diptych/domain/fallbacks.py)."""
     count: _builtins.int
     def __init__(
         self,
@@ -236,6 +237,7 @@ class Trail(_message.Message):
     NUM_RESUMED_FIELD_NUMBER: _builtins.int
     NUM_PREEMPTED_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    NUM_BORROWED_TOKENS_FIELD_NUMBER: _builtins.int
     decode_worker: _builtins.str
     prefill_worker: _builtins.str
     path: Global___PrefillPath.ValueType
@@ -264,6 +266,8 @@ class Trail(_message.Message):
     """Decode workers that died under this request."""
     num_preempted: _builtins.int
     seed: _builtins.int
+    num_borrowed_tokens: _builtins.int
+    """Those of `num_cached_tokens` that were read from a cache service."""
     @_builtins.property
     def fallbacks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fallback]: ...
     def __init__(
@@ -290,10 +294,11 @@ class Trail(_message.Message):
         num_resumed: _builtins.int = ...,
         num_preempted: _builtins.int = ...,
         seed: _builtins.int = ...,
+        num_borrowed_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "channel", b"channel", "decode_s", b"decode_s", "decode_worker", b"decode_worker", "exposed_s", b"exposed_s", "fallbacks", b"fallbacks", "handoff_s", b"handoff_s", "kv_bytes", b"kv_bytes", "num_cached_tokens", b"num_cached_tokens", "num_chunks", b"num_chunks", "num_output_tokens", b"num_output_tokens", "num_preempted", b"num_preempted", "num_prompt_tokens", b"num_prompt_tokens", "num_resumed", b"num_resumed", "path", b"path", "path_reason", b"path_reason", "prefill_s", b"prefill_s", "prefill_worker", b"prefill_worker", "queue_s", b"queue_s", "seed", b"seed", "ttft_s", b"ttft_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "channel", b"channel", "decode_s", b"decode_s", "decode_worker", b"decode_worker", "exposed_s", b"exposed_s", "fallbacks", b"fallbacks", "handoff_s", b"handoff_s", "kv_bytes", b"kv_bytes", "num_borrowed_tokens", b"num_borrowed_tokens", "num_cached_tokens", b"num_cached_tokens", "num_chunks", b"num_chunks", "num_output_tokens", b"num_output_tokens", "num_preempted", b"num_preempted", "num_prompt_tokens", b"num_prompt_tokens", "num_resumed", b"num_resumed", "path", b"path", "path_reason", b"path_reason", "prefill_s", b"prefill_s", "prefill_worker", b"prefill_worker", "queue_s", b"queue_s", "seed", b"seed", "ttft_s", b"ttft_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -35,6 +35,11 @@ class SessionRequest(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     ATTACH_FIELD_NUMBER: _builtins.int
     ACKNOWLEDGE_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """Counts this side's messages on the session, from 1. One that came before is passed over; where one is missing,
+    the session ends.
+    """
     @_builtins.property
     def hello(self) -> Global___SessionHello: ...
     @_builtins.property
@@ -59,10 +64,11 @@ class SessionRequest(_message.Message):
         heartbeat: Global___Heartbeat | None = ...,
         attach: Global___SessionAttach | None = ...,
         acknowledge: Global___SessionAcknowledge | None = ...,
+        sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "attach", b"attach", "body", b"body", "cancel", b"cancel", "heartbeat", b"heartbeat", "hello", b"hello", "piece", b"piece", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "attach", b"attach", "body", b"body", "cancel", b"cancel", "heartbeat", b"heartbeat", "hello", b"hello", "piece", b"piece", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "attach", b"attach", "body", b"body", "cancel", b"cancel", "heartbeat", b"heartbeat", "hello", b"hello", "piece", b"piece", "sequence", b"sequence", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "submit", "piece", "cancel", "heartbeat", "attach", "acknowledge"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
@@ -81,11 +87,16 @@ class SessionHello(_message.Message):
     ROUTER_EPOCH_FIELD_NUMBER: _builtins.int
     WORKER_ID_FIELD_NUMBER: _builtins.int
     WORKER_EPOCH_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
     wire_version: _builtins.int
     router_id: _builtins.str
     router_epoch: _builtins.int
     worker_id: _builtins.str
     worker_epoch: _builtins.int
+    session: _builtins.int
+    """Counts the sessions that this start of the router has opened, from 1. One that is not newer than the newest is
+    refused.
+    """
     def __init__(
         self,
         *,
@@ -94,10 +105,11 @@ class SessionHello(_message.Message):
         router_epoch: _builtins.int = ...,
         worker_id: _builtins.str = ...,
         worker_epoch: _builtins.int = ...,
+        session: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["router_epoch", b"router_epoch", "router_id", b"router_id", "wire_version", b"wire_version", "worker_epoch", b"worker_epoch", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["router_epoch", b"router_epoch", "router_id", b"router_id", "session", b"session", "wire_version", b"wire_version", "worker_epoch", b"worker_epoch", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -225,19 +237,23 @@ class SessionAttach(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     NEXT_INDEX_FIELD_NUMBER: _builtins.int
+    TURN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tenant: _builtins.str
     next_index: _builtins.int
+    turn: _builtins.int
+    """See AttachRequest. An earlier turn than the latest that was served is refused."""
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         tenant: _builtins.str = ...,
         next_index: _builtins.int = ...,
+        turn: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_index", b"next_index", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_index", b"next_index", "request_id", b"request_id", "tenant", b"tenant", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -275,6 +291,9 @@ class SessionResponse(_message.Message):
     ATTACHED_FIELD_NUMBER: _builtins.int
     PIECE_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """As in SessionRequest."""
     @_builtins.property
     def welcome(self) -> Global___SessionWelcome:
         """Set in the first message."""
@@ -301,10 +320,11 @@ class SessionResponse(_message.Message):
         attached: Global___Submit | None = ...,
         piece: Global___PromptPiece | None = ...,
         refused: Global___AttachRefused | None = ...,
+        sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "piece", b"piece", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "deltas", b"deltas", "piece", b"piece", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "deltas", b"deltas", "piece", b"piece", "refused", b"refused", "sequence", b"sequence", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -357,7 +377,7 @@ Global___SessionWelcome: _TypeAlias = SessionWelcome  # noqa: Y015
 
 @_typing.final
 class Delta(_message.Message):
-    """What one request got in one step. A SessionResponse without deltas is a heartbeat."""
+    """What one request got in one step. A SessionResponse with nothing but its number is a heartbeat."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -400,6 +420,7 @@ class BeginRequest(_message.Message):
     PREFILL_WORKER_FIELD_NUMBER: _builtins.int
     PREFILL_EPOCH_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
+    NUM_ATTEMPTS_FIELD_NUMBER: _builtins.int
     wire_version: _builtins.int
     request_id: _builtins.str
     decode_epoch: _builtins.int
@@ -407,6 +428,10 @@ class BeginRequest(_message.Message):
     prefill_epoch: _builtins.int
     fingerprint: _builtins.str
     """Layout fingerprint of the prefill worker's KV."""
+    num_attempts: _builtins.int
+    """Attempts of the request that had begun when the job was posted. Where another has begun since, this one is late
+    (its worker was stopped, or the bus delivered the job twice) and is refused.
+    """
     def __init__(
         self,
         *,
@@ -416,10 +441,11 @@ class BeginRequest(_message.Message):
         prefill_worker: _builtins.str = ...,
         prefill_epoch: _builtins.int = ...,
         fingerprint: _builtins.str = ...,
+        num_attempts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_epoch", b"decode_epoch", "fingerprint", b"fingerprint", "prefill_epoch", b"prefill_epoch", "prefill_worker", b"prefill_worker", "request_id", b"request_id", "wire_version", b"wire_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_epoch", b"decode_epoch", "fingerprint", b"fingerprint", "num_attempts", b"num_attempts", "prefill_epoch", b"prefill_epoch", "prefill_worker", b"prefill_worker", "request_id", b"request_id", "wire_version", b"wire_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -553,6 +579,7 @@ class ChunkReady(_message.Message):
     PIECE_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
+    OTHERS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     start: _builtins.int
     num_tokens: _builtins.int
@@ -562,6 +589,10 @@ class ChunkReady(_message.Message):
     """"none": the canonical wire layout as it is."""
     @_builtins.property
     def piece(self) -> _kv_pb2.KvPiece: ...
+    @_builtins.property
+    def others(self) -> _containers.RepeatedCompositeFieldContainer[_kv_pb2.KvRegion]:
+        """The region over the owner's other channels: offset and length are those of the piece."""
+
     def __init__(
         self,
         *,
@@ -571,10 +602,11 @@ class ChunkReady(_message.Message):
         piece: _kv_pb2.KvPiece | None = ...,
         digest: _builtins.bytes = ...,
         codec: _builtins.str = ...,
+        others: _abc.Iterable[_kv_pb2.KvRegion] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["piece", b"piece"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "digest", b"digest", "index", b"index", "num_tokens", b"num_tokens", "piece", b"piece", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "digest", b"digest", "index", b"index", "num_tokens", b"num_tokens", "others", b"others", "piece", b"piece", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -592,6 +624,8 @@ class Manifest(_message.Message):
     FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     PREFILL_S_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_BORROWED_TOKENS_FIELD_NUMBER: _builtins.int
+    FALLBACKS_FIELD_NUMBER: _builtins.int
     num_chunks: _builtins.int
     num_tokens: _builtins.int
     fingerprint: _builtins.str
@@ -601,6 +635,12 @@ class Manifest(_message.Message):
     """From first to last chunk computed."""
     num_cached_tokens: _builtins.int
     """Prompt tokens whose KV the prefill worker did not have to compute."""
+    num_borrowed_tokens: _builtins.int
+    """Those of them that it read from a cache service."""
+    @_builtins.property
+    def fallbacks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Fallback]:
+        """Why it computed what others were said to hold."""
+
     def __init__(
         self,
         *,
@@ -610,10 +650,12 @@ class Manifest(_message.Message):
         first_token: _builtins.int = ...,
         prefill_s: _builtins.float = ...,
         num_cached_tokens: _builtins.int = ...,
+        num_borrowed_tokens: _builtins.int = ...,
+        fallbacks: _abc.Iterable[_common_pb2.Fallback] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "first_token", b"first_token", "num_cached_tokens", b"num_cached_tokens", "num_chunks", b"num_chunks", "num_tokens", b"num_tokens", "prefill_s", b"prefill_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fallbacks", b"fallbacks", "fingerprint", b"fingerprint", "first_token", b"first_token", "num_borrowed_tokens", b"num_borrowed_tokens", "num_cached_tokens", b"num_cached_tokens", "num_chunks", b"num_chunks", "num_tokens", b"num_tokens", "prefill_s", b"prefill_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x64iptych/v1/kv.proto\x12\ndiptych.v1\"i\n\x08KvRegion\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x12\x0c\n\x04\x62\x61se\x18\x05 \x01(\x04\x12\x10\n\x08metadata\x18\x06 \x01(\x0c\"R\n\x07KvPiece\x12$\n\x06region\x18\x01 \x01(\x0b\x32\x14.diptych.v1.KvRegion\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\"\\\n\rKvReadRequest\x12\x14\n\x0cwire_version\x18\x01 \x01(\r\x12\x12\n\nregion_key\x18\x02 \x01(\x0c\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\"*\n\nKvReadPart\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x32I\n\nKvTransfer\x12;\n\x04Read\x12\x19.diptych.v1.KvReadRequest\x1a\x16.diptych.v1.KvReadPart0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x64iptych/v1/kv.proto\x12\ndiptych.v1\"i\n\x08KvRegion\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x12\x0c\n\x04\x62\x61se\x18\x05 \x01(\x04\x12\x10\n\x08metadata\x18\x06 \x01(\x0c\"R\n\x07KvPiece\x12$\n\x06region\x18\x01 \x01(\x0b\x32\x14.diptych.v1.KvRegion\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\"=\n\x11KvDescribeRequest\x12\x14\n\x0cwire_version\x18\x01 \x01(\r\x12\x12\n\nregion_key\x18\x02 \x01(\x0c\"\x8b\x01\n\rKvDescription\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x10\n\x08metadata\x18\x02 \x01(\x0c\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\x04\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\r\n\x05place\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\x05\x12\x0c\n\x04rdma\x18\x08 \x01(\x08\"\\\n\rKvReadRequest\x12\x14\n\x0cwire_version\x18\x01 \x01(\r\x12\x12\n\nregion_key\x18\x02 \x01(\x0c\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\"*\n\nKvReadPart\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x32I\n\nKvTransfer\x12;\n\x04Read\x12\x19.diptych.v1.KvReadRequest\x1a\x16.diptych.v1.KvReadPart0\x01\x32P\n\x08KvMemory\x12\x44\n\x08\x44\x65scribe\x12\x1d.diptych.v1.KvDescribeRequest\x1a\x19.diptych.v1.KvDescriptionb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,10 +35,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_KVREGION']._serialized_end=140
   _globals['_KVPIECE']._serialized_start=142
   _globals['_KVPIECE']._serialized_end=224
-  _globals['_KVREADREQUEST']._serialized_start=226
-  _globals['_KVREADREQUEST']._serialized_end=318
-  _globals['_KVREADPART']._serialized_start=320
-  _globals['_KVREADPART']._serialized_end=362
-  _globals['_KVTRANSFER']._serialized_start=364
-  _globals['_KVTRANSFER']._serialized_end=437
+  _globals['_KVDESCRIBEREQUEST']._serialized_start=226
+  _globals['_KVDESCRIBEREQUEST']._serialized_end=287
+  _globals['_KVDESCRIPTION']._serialized_start=290
+  _globals['_KVDESCRIPTION']._serialized_end=429
+  _globals['_KVREADREQUEST']._serialized_start=431
+  _globals['_KVREADREQUEST']._serialized_end=523
+  _globals['_KVREADPART']._serialized_start=525
+  _globals['_KVREADPART']._serialized_end=567
+  _globals['_KVTRANSFER']._serialized_start=569
+  _globals['_KVTRANSFER']._serialized_end=642
+  _globals['_KVMEMORY']._serialized_start=644
+  _globals['_KVMEMORY']._serialized_end=724
 # @@protoc_insertion_point(module_scope)

@@ -82,6 +82,75 @@ class KvPiece(_message.Message):
 Global___KvPiece: _TypeAlias = KvPiece  # noqa: Y015
 
 @_typing.final
+class KvDescribeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WIRE_VERSION_FIELD_NUMBER: _builtins.int
+    REGION_KEY_FIELD_NUMBER: _builtins.int
+    wire_version: _builtins.int
+    """Compared before anything else is looked at."""
+    region_key: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        wire_version: _builtins.int = ...,
+        region_key: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["region_key", b"region_key", "wire_version", b"wire_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvDescribeRequest: _TypeAlias = KvDescribeRequest  # noqa: Y015
+
+@_typing.final
+class KvDescription(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    BASE_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    RDMA_FIELD_NUMBER: _builtins.int
+    agent: _builtins.str
+    """The owner's NIXL agent: a name that no other start of a process has."""
+    metadata: _builtins.bytes
+    """As NIXL wrote it: how to connect, and the rights to this region alone."""
+    base: _builtins.int
+    """Address of the region's first byte in its owner."""
+    num_bytes: _builtins.int
+    device: _builtins.str
+    """"cpu" or "cuda:0"."""
+    place: _builtins.str
+    """Where the owner runs: processes of one place can be allowed to read each other's memory."""
+    pid: _builtins.int
+    rdma: _builtins.bool
+    """Whether its machine has RDMA devices."""
+    def __init__(
+        self,
+        *,
+        agent: _builtins.str = ...,
+        metadata: _builtins.bytes = ...,
+        base: _builtins.int = ...,
+        num_bytes: _builtins.int = ...,
+        device: _builtins.str = ...,
+        place: _builtins.str = ...,
+        pid: _builtins.int = ...,
+        rdma: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "base", b"base", "device", b"device", "metadata", b"metadata", "num_bytes", b"num_bytes", "pid", b"pid", "place", b"place", "rdma", b"rdma"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvDescription: _TypeAlias = KvDescription  # noqa: Y015
+
+@_typing.final
 class KvReadRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

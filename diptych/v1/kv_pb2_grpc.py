@@ -101,3 +101,79 @@ class KvTransfer:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class KvMemoryStub:
+    """Tells whoever knows a region's key how to read it without its owner's help (channel "nixl").
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Describe = channel.unary_unary(
+                '/diptych.v1.KvMemory/Describe',
+                request_serializer=diptych_dot_v1_dot_kv__pb2.KvDescribeRequest.SerializeToString,
+                response_deserializer=diptych_dot_v1_dot_kv__pb2.KvDescription.FromString,
+                _registered_method=True)
+
+
+class KvMemoryServicer:
+    """Tells whoever knows a region's key how to read it without its owner's help (channel "nixl").
+    """
+
+    def Describe(self, request, context):
+        """FAILED_PRECONDITION: another wire version. NOT_FOUND: the key is unknown or stale.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_KvMemoryServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Describe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Describe,
+                    request_deserializer=diptych_dot_v1_dot_kv__pb2.KvDescribeRequest.FromString,
+                    response_serializer=diptych_dot_v1_dot_kv__pb2.KvDescription.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'diptych.v1.KvMemory', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('diptych.v1.KvMemory', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class KvMemory:
+    """Tells whoever knows a region's key how to read it without its owner's help (channel "nixl").
+    """
+
+    @staticmethod
+    def Describe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/diptych.v1.KvMemory/Describe',
+            diptych_dot_v1_dot_kv__pb2.KvDescribeRequest.SerializeToString,
+            diptych_dot_v1_dot_kv__pb2.KvDescription.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

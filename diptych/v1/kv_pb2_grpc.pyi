@@ -65,3 +65,34 @@ class KvTransferServicer(metaclass=_abc_1.ABCMeta):
         """
 
 def add_KvTransferServicer_to_server(servicer: KvTransferServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class KvMemoryStub:
+    """Tells whoever knows a region's key how to read it without its owner's help (channel "nixl")."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> KvMemoryAsyncStub: ...
+    Describe: _grpc.UnaryUnaryMultiCallable[_kv_pb2.KvDescribeRequest, _kv_pb2.KvDescription]
+    """FAILED_PRECONDITION: another wire version. NOT_FOUND: the key is unknown or stale."""
+
+@_typing.type_check_only
+class KvMemoryAsyncStub(KvMemoryStub):
+    """Tells whoever knows a region's key how to read it without its owner's help (channel "nixl")."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Describe: _aio.UnaryUnaryMultiCallable[_kv_pb2.KvDescribeRequest, _kv_pb2.KvDescription]  # type: ignore[assignment]
+    """FAILED_PRECONDITION: another wire version. NOT_FOUND: the key is unknown or stale."""
+
+class KvMemoryServicer(metaclass=_abc_1.ABCMeta):
+    """Tells whoever knows a region's key how to read it without its owner's help (channel "nixl")."""
+
+    @_abc_1.abstractmethod
+    def Describe(
+        self,
+        request: _kv_pb2.KvDescribeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kv_pb2.KvDescription, _abc.Awaitable[_kv_pb2.KvDescription]]:
+        """FAILED_PRECONDITION: another wire version. NOT_FOUND: the key is unknown or stale."""
+
+def add_KvMemoryServicer_to_server(servicer: KvMemoryServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,7 +26,7 @@ from diptych.v1 import common_pb2 as diptych_dot_v1_dot_common__pb2
 from diptych.v1 import worker_pb2 as diptych_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64iptych/v1/router.proto\x12\ndiptych.v1\x1a\x17\x64iptych/v1/common.proto\x1a\x17\x64iptych/v1/worker.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"1\n\x04\x43hat\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.diptych.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xf9\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12 \n\x04\x63hat\x18\x03 \x01(\x0b\x32\x10.diptych.v1.ChatH\x00\x12)\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x14.diptych.v1.TokenIdsH\x00\x12*\n\x06params\x18\x05 \x01(\x0b\x32\x1a.diptych.v1.SamplingParams\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\r\n\x05label\x18\x07 \x01(\t\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12\x12\n\ncache_salt\x18\t \x01(\tB\x07\n\x05input\"\x8d\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\"\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x12.diptych.v1.Finish\x12\x14\n\x0cresume_token\x18\x06 \x01(\x0c\"I\n\rAttachRequest\x12\x14\n\x0cresume_token\x18\x01 \x01(\x0c\x12\x12\n\nnext_index\x18\x02 \x01(\r\x12\x0e\n\x06tenant\x18\x03 \x01(\t\"3\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"\x1f\n\x0e\x43\x61ncelResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"\x0f\n\rStatusRequest\"\xe0\x01\n\x0eStatusResponse\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12)\n\x07workers\x18\x02 \x03(\x0b\x32\x18.diptych.v1.WorkerStatus\x12\x10\n\x08num_live\x18\x03 \x01(\r\x12\x14\n\x0cnum_finished\x18\x04 \x01(\x04\x12\x17\n\x0fstore_available\x18\x05 \x01(\x08\x12\x12\n\nttft_p50_s\x18\x06 \x01(\x01\x12\x12\n\ntpot_p50_s\x18\x07 \x01(\x01\x12\'\n\tfallbacks\x18\x08 \x03(\x0b\x32\x14.diptych.v1.Fallback\"\x13\n\x11ListModelsRequest\"?\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bmax_context\x18\x02 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.diptych.v1.Model2\xe5\x02\n\x06Router\x12G\n\x08Generate\x12\x1b.diptych.v1.GenerateRequest\x1a\x1c.diptych.v1.GenerateResponse0\x01\x12\x43\n\x06\x41ttach\x12\x19.diptych.v1.AttachRequest\x1a\x1c.diptych.v1.GenerateResponse0\x01\x12?\n\x06\x43\x61ncel\x12\x19.diptych.v1.CancelRequest\x1a\x1a.diptych.v1.CancelResponse\x12?\n\x06Status\x12\x19.diptych.v1.StatusRequest\x1a\x1a.diptych.v1.StatusResponse\x12K\n\nListModels\x12\x1d.diptych.v1.ListModelsRequest\x1a\x1e.diptych.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64iptych/v1/router.proto\x12\ndiptych.v1\x1a\x17\x64iptych/v1/common.proto\x1a\x17\x64iptych/v1/worker.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"1\n\x04\x43hat\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.diptych.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x8e\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12 \n\x04\x63hat\x18\x03 \x01(\x0b\x32\x10.diptych.v1.ChatH\x00\x12)\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x14.diptych.v1.TokenIdsH\x00\x12*\n\x06params\x18\x05 \x01(\x0b\x32\x1a.diptych.v1.SamplingParams\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\r\n\x05label\x18\x07 \x01(\t\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x13\n\x0bheartbeat_s\x18\n \x01(\x01\x42\x07\n\x05input\"\x8d\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\"\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x12.diptych.v1.Finish\x12\x14\n\x0cresume_token\x18\x06 \x01(\x0c\"l\n\rAttachRequest\x12\x14\n\x0cresume_token\x18\x01 \x01(\x0c\x12\x12\n\nnext_index\x18\x02 \x01(\r\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x13\n\x0bheartbeat_s\x18\x04 \x01(\x01\x12\x0c\n\x04turn\x18\x05 \x01(\r\"3\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"\x1f\n\x0e\x43\x61ncelResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"\x0f\n\rStatusRequest\"\xe0\x01\n\x0eStatusResponse\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12)\n\x07workers\x18\x02 \x03(\x0b\x32\x18.diptych.v1.WorkerStatus\x12\x10\n\x08num_live\x18\x03 \x01(\r\x12\x14\n\x0cnum_finished\x18\x04 \x01(\x04\x12\x17\n\x0fstore_available\x18\x05 \x01(\x08\x12\x12\n\nttft_p50_s\x18\x06 \x01(\x01\x12\x12\n\ntpot_p50_s\x18\x07 \x01(\x01\x12\'\n\tfallbacks\x18\x08 \x03(\x0b\x32\x14.diptych.v1.Fallback\"\x13\n\x11ListModelsRequest\"?\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bmax_context\x18\x02 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.diptych.v1.Model2\xe5\x02\n\x06Router\x12G\n\x08Generate\x12\x1b.diptych.v1.GenerateRequest\x1a\x1c.diptych.v1.GenerateResponse0\x01\x12\x43\n\x06\x41ttach\x12\x19.diptych.v1.AttachRequest\x1a\x1c.diptych.v1.GenerateResponse0\x01\x12?\n\x06\x43\x61ncel\x12\x19.diptych.v1.CancelRequest\x1a\x1a.diptych.v1.CancelResponse\x12?\n\x06Status\x12\x19.diptych.v1.StatusRequest\x1a\x1a.diptych.v1.StatusResponse\x12K\n\nListModels\x12\x1d.diptych.v1.ListModelsRequest\x1a\x1e.diptych.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,25 +40,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=186
   _globals['_TOKENIDS']._serialized_end=209
   _globals['_GENERATEREQUEST']._serialized_start=212
-  _globals['_GENERATEREQUEST']._serialized_end=461
-  _globals['_GENERATERESPONSE']._serialized_start=464
-  _globals['_GENERATERESPONSE']._serialized_end=605
-  _globals['_ATTACHREQUEST']._serialized_start=607
-  _globals['_ATTACHREQUEST']._serialized_end=680
-  _globals['_CANCELREQUEST']._serialized_start=682
-  _globals['_CANCELREQUEST']._serialized_end=733
-  _globals['_CANCELRESPONSE']._serialized_start=735
-  _globals['_CANCELRESPONSE']._serialized_end=766
-  _globals['_STATUSREQUEST']._serialized_start=768
-  _globals['_STATUSREQUEST']._serialized_end=783
-  _globals['_STATUSRESPONSE']._serialized_start=786
-  _globals['_STATUSRESPONSE']._serialized_end=1010
-  _globals['_LISTMODELSREQUEST']._serialized_start=1012
-  _globals['_LISTMODELSREQUEST']._serialized_end=1031
-  _globals['_MODEL']._serialized_start=1033
-  _globals['_MODEL']._serialized_end=1096
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1098
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1153
-  _globals['_ROUTER']._serialized_start=1156
-  _globals['_ROUTER']._serialized_end=1513
+  _globals['_GENERATEREQUEST']._serialized_end=482
+  _globals['_GENERATERESPONSE']._serialized_start=485
+  _globals['_GENERATERESPONSE']._serialized_end=626
+  _globals['_ATTACHREQUEST']._serialized_start=628
+  _globals['_ATTACHREQUEST']._serialized_end=736
+  _globals['_CANCELREQUEST']._serialized_start=738
+  _globals['_CANCELREQUEST']._serialized_end=789
+  _globals['_CANCELRESPONSE']._serialized_start=791
+  _globals['_CANCELRESPONSE']._serialized_end=822
+  _globals['_STATUSREQUEST']._serialized_start=824
+  _globals['_STATUSREQUEST']._serialized_end=839
+  _globals['_STATUSRESPONSE']._serialized_start=842
+  _globals['_STATUSRESPONSE']._serialized_end=1066
+  _globals['_LISTMODELSREQUEST']._serialized_start=1068
+  _globals['_LISTMODELSREQUEST']._serialized_end=1087
+  _globals['_MODEL']._serialized_start=1089
+  _globals['_MODEL']._serialized_end=1152
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1154
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1209
+  _globals['_ROUTER']._serialized_start=1212
+  _globals['_ROUTER']._serialized_end=1569
 # @@protoc_insertion_point(module_scope)

@@ -96,6 +96,7 @@ class GenerateRequest(_message.Message):
     LABEL_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_S_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Empty: the one model that is served."""
     prompt: _builtins.str
@@ -106,6 +107,8 @@ class GenerateRequest(_message.Message):
     """Lower is sooner."""
     cache_salt: _builtins.str
     """Requests share cached prefixes only with an equal salt (and tenant)."""
+    heartbeat_s: _builtins.float
+    """Longest time without a message, in seconds: 0.05 to 60. 0: only what there is to tell."""
     @_builtins.property
     def chat(self) -> Global___Chat: ...
     @_builtins.property
@@ -124,10 +127,11 @@ class GenerateRequest(_message.Message):
         label: _builtins.str = ...,
         priority: _builtins.int = ...,
         cache_salt: _builtins.str = ...,
+        heartbeat_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "params", b"params", "prompt", b"prompt", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "chat", b"chat", "input", b"input", "label", b"label", "model", b"model", "params", b"params", "priority", b"priority", "prompt", b"prompt", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "chat", b"chat", "heartbeat_s", b"heartbeat_s", "input", b"input", "label", b"label", "model", b"model", "params", b"params", "priority", b"priority", "prompt", b"prompt", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "chat", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
@@ -185,22 +189,32 @@ class AttachRequest(_message.Message):
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     NEXT_INDEX_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_S_FIELD_NUMBER: _builtins.int
+    TURN_FIELD_NUMBER: _builtins.int
     resume_token: _builtins.bytes
     next_index: _builtins.int
     """How many output tokens the caller has: `index` plus tokens of the last message it got. A smaller number
     brings tokens again.
     """
     tenant: _builtins.str
+    heartbeat_s: _builtins.float
+    """As in GenerateRequest."""
+    turn: _builtins.int
+    """Counts the caller's attachments to this request, from 1, over all routers: one that comes late, because its
+    router was stopped meanwhile, takes nothing from a later one. 0: not counted, and never late.
+    """
     def __init__(
         self,
         *,
         resume_token: _builtins.bytes = ...,
         next_index: _builtins.int = ...,
         tenant: _builtins.str = ...,
+        heartbeat_s: _builtins.float = ...,
+        turn: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_index", b"next_index", "resume_token", b"resume_token", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_s", b"heartbeat_s", "next_index", b"next_index", "resume_token", b"resume_token", "tenant", b"tenant", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,10 @@ if _version_not_supported:
 
 
 class RouterStub:
-    """Missing associated documentation comment in .proto file."""
+    """A process that was stopped closes no stream. So a caller may ask for signs of life (`heartbeat_s`): from then on
+    a message comes at least so often, from the first moment of the call on. One that has nothing to tell has neither
+    `tokens` nor `text` nor `finish`, and no `request_id` before the request was taken in.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -62,7 +65,10 @@ class RouterStub:
 
 
 class RouterServicer:
-    """Missing associated documentation comment in .proto file."""
+    """A process that was stopped closes no stream. So a caller may ask for signs of life (`heartbeat_s`): from then on
+    a message comes at least so often, from the first moment of the call on. One that has nothing to tell has neither
+    `tokens` nor `text` nor `finish`, and no `request_id` before the request was taken in.
+    """
 
     def Generate(self, request, context):
         """Streams tokens until exactly one message with `finish`. Closing the call cancels the request everywhere.
@@ -136,7 +142,10 @@ def add_RouterServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Router:
-    """Missing associated documentation comment in .proto file."""
+    """A process that was stopped closes no stream. So a caller may ask for signs of life (`heartbeat_s`): from then on
+    a message comes at least so often, from the first moment of the call on. One that has nothing to tell has neither
+    `tokens` nor `text` nor `finish`, and no `request_id` before the request was taken in.
+    """
 
     @staticmethod
     def Generate(request,

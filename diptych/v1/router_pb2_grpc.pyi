@@ -27,6 +27,11 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RouterStub:
+    """A process that was stopped closes no stream. So a caller may ask for signs of life (`heartbeat_s`): from then on
+    a message comes at least so often, from the first moment of the call on. One that has nothing to tell has neither
+    `tokens` nor `text` nor `finish`, and no `request_id` before the request was taken in.
+    """
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
@@ -45,6 +50,11 @@ class RouterStub:
 
 @_typing.type_check_only
 class RouterAsyncStub(RouterStub):
+    """A process that was stopped closes no stream. So a caller may ask for signs of life (`heartbeat_s`): from then on
+    a message comes at least so often, from the first moment of the call on. One that has nothing to tell has neither
+    `tokens` nor `text` nor `finish`, and no `request_id` before the request was taken in.
+    """
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_router_pb2.GenerateRequest, _router_pb2.GenerateResponse]  # type: ignore[assignment]
     """Streams tokens until exactly one message with `finish`. Closing the call cancels the request everywhere."""
@@ -59,6 +69,11 @@ class RouterAsyncStub(RouterStub):
     ListModels: _aio.UnaryUnaryMultiCallable[_router_pb2.ListModelsRequest, _router_pb2.ListModelsResponse]  # type: ignore[assignment]
 
 class RouterServicer(metaclass=_abc_1.ABCMeta):
+    """A process that was stopped closes no stream. So a caller may ask for signs of life (`heartbeat_s`): from then on
+    a message comes at least so often, from the first moment of the call on. One that has nothing to tell has neither
+    `tokens` nor `text` nor `finish`, and no `request_id` before the request was taken in.
+    """
+
     @_abc_1.abstractmethod
     def Generate(
         self,

@@ -25,29 +25,29 @@ _sym_db = _symbol_database.Default()
 from diptych.v1 import common_pb2 as diptych_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64iptych/v1/worker.proto\x12\ndiptych.v1\x1a\x17\x64iptych/v1/common.proto\"\x10\n\x0eInspectRequest\"\x8d\x03\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x1e\n\x04role\x18\x02 \x01(\x0e\x32\x10.diptych.v1.Role\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\t\x12\x1e\n\x04load\x18\x07 \x01(\x0b\x32\x10.diptych.v1.Load\x12&\n\x08\x63ounters\x18\x08 \x03(\x0b\x32\x14.diptych.v1.Fallback\x12\x0b\n\x03pid\x18\t \x01(\x05\x12\x1b\n\x13num_prefill_workers\x18\n \x01(\r\x12\x1e\n\x04held\x18\x0b \x03(\x0b\x32\x10.diptych.v1.Held\x12\x10\n\x08num_held\x18\x0c \x01(\r\x12\x0e\n\x06leaked\x18\r \x01(\r\x12\x0c\n\x04leak\x18\x0e \x01(\t\x12\x10\n\x08silent_s\x18\x0f \x01(\x01\x12\x1f\n\x05links\x18\x10 \x03(\x0b\x32\x10.diptych.v1.Link\x12\x11\n\tmax_rtt_s\x18\x11 \x01(\x01\"z\n\x04Held\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05owner\x18\x03 \x01(\t\x12\r\n\x05\x61ge_s\x18\x04 \x01(\x01\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x16\n\tends_in_s\x18\x06 \x01(\x01H\x00\x88\x01\x01\x42\x0c\n\n_ends_in_s\"{\n\x04Link\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\r\n\x05rtt_s\x18\x03 \x01(\x01\x12\x13\n\x0b\x62ytes_per_s\x18\x04 \x01(\x01\x12\r\n\x05\x61ge_s\x18\x05 \x01(\x01\x12\x10\n\x08too_slow\x18\x06 \x01(\x08\x12\x0c\n\x04used\x18\x07 \x01(\x08\"\x8e\x02\n\x04Load\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x03 \x01(\r\x12\x15\n\rblocks_cached\x18\x04 \x01(\r\x12\x14\n\x0c\x62locks_owned\x18\x05 \x01(\r\x12\x14\n\x0c\x62locks_total\x18\x06 \x01(\r\x12\x12\n\nslots_used\x18\x07 \x01(\r\x12\x13\n\x0bslots_total\x18\x08 \x01(\r\x12\x12\n\nbytes_used\x18\t \x01(\x04\x12\x13\n\x0b\x62ytes_total\x18\n \x01(\x04\x12\x12\n\nnum_tokens\x18\x0b \x01(\x04\x12\x0e\n\x06tpot_s\x18\x0c \x01(\x01\x12\x0e\n\x06ttft_s\x18\r \x01(\x01\"\x12\n\x10\x44ropCacheRequest\"(\n\x11\x44ropCacheResponse\x12\x13\n\x0bnum_dropped\x18\x01 \x01(\r*o\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_ROUTER\x10\x01\x12\x10\n\x0cROLE_PREFILL\x10\x02\x12\x0f\n\x0bROLE_DECODE\x10\x03\x12\r\n\tROLE_BOTH\x10\x04\x12\x0e\n\nROLE_CACHE\x10\x05\x32\x93\x01\n\x06Worker\x12?\n\x07Inspect\x12\x1a.diptych.v1.InspectRequest\x1a\x18.diptych.v1.WorkerStatus\x12H\n\tDropCache\x12\x1c.diptych.v1.DropCacheRequest\x1a\x1d.diptych.v1.DropCacheResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64iptych/v1/worker.proto\x12\ndiptych.v1\x1a\x17\x64iptych/v1/common.proto\"\x1f\n\x0eInspectRequest\x12\r\n\x05\x66resh\x18\x01 \x01(\x08\"\x8d\x03\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x1e\n\x04role\x18\x02 \x01(\x0e\x32\x10.diptych.v1.Role\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\t\x12\x1e\n\x04load\x18\x07 \x01(\x0b\x32\x10.diptych.v1.Load\x12&\n\x08\x63ounters\x18\x08 \x03(\x0b\x32\x14.diptych.v1.Fallback\x12\x0b\n\x03pid\x18\t \x01(\x05\x12\x1b\n\x13num_prefill_workers\x18\n \x01(\r\x12\x1e\n\x04held\x18\x0b \x03(\x0b\x32\x10.diptych.v1.Held\x12\x10\n\x08num_held\x18\x0c \x01(\r\x12\x0e\n\x06leaked\x18\r \x01(\r\x12\x0c\n\x04leak\x18\x0e \x01(\t\x12\x10\n\x08silent_s\x18\x0f \x01(\x01\x12\x1f\n\x05links\x18\x10 \x03(\x0b\x32\x10.diptych.v1.Link\x12\x11\n\tmax_rtt_s\x18\x11 \x01(\x01\"z\n\x04Held\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05owner\x18\x03 \x01(\t\x12\r\n\x05\x61ge_s\x18\x04 \x01(\x01\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x16\n\tends_in_s\x18\x06 \x01(\x01H\x00\x88\x01\x01\x42\x0c\n\n_ends_in_s\"\x8c\x01\n\x04Link\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\r\n\x05rtt_s\x18\x03 \x01(\x01\x12\x13\n\x0b\x62ytes_per_s\x18\x04 \x01(\x01\x12\r\n\x05\x61ge_s\x18\x05 \x01(\x01\x12\x10\n\x08too_slow\x18\x06 \x01(\x08\x12\x0c\n\x04used\x18\x07 \x01(\x08\x12\x0f\n\x07\x63hannel\x18\x08 \x01(\t\"\x8e\x02\n\x04Load\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x03 \x01(\r\x12\x15\n\rblocks_cached\x18\x04 \x01(\r\x12\x14\n\x0c\x62locks_owned\x18\x05 \x01(\r\x12\x14\n\x0c\x62locks_total\x18\x06 \x01(\r\x12\x12\n\nslots_used\x18\x07 \x01(\r\x12\x13\n\x0bslots_total\x18\x08 \x01(\r\x12\x12\n\nbytes_used\x18\t \x01(\x04\x12\x13\n\x0b\x62ytes_total\x18\n \x01(\x04\x12\x12\n\nnum_tokens\x18\x0b \x01(\x04\x12\x0e\n\x06tpot_s\x18\x0c \x01(\x01\x12\x0e\n\x06ttft_s\x18\r \x01(\x01\"\x12\n\x10\x44ropCacheRequest\"(\n\x11\x44ropCacheResponse\x12\x13\n\x0bnum_dropped\x18\x01 \x01(\r*o\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_ROUTER\x10\x01\x12\x10\n\x0cROLE_PREFILL\x10\x02\x12\x0f\n\x0bROLE_DECODE\x10\x03\x12\r\n\tROLE_BOTH\x10\x04\x12\x0e\n\nROLE_CACHE\x10\x05\x32\x93\x01\n\x06Worker\x12?\n\x07Inspect\x12\x1a.diptych.v1.InspectRequest\x1a\x18.diptych.v1.WorkerStatus\x12H\n\tDropCache\x12\x1c.diptych.v1.DropCacheRequest\x1a\x1d.diptych.v1.DropCacheResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'diptych.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=1066
-  _globals['_ROLE']._serialized_end=1177
+  _globals['_ROLE']._serialized_start=1099
+  _globals['_ROLE']._serialized_end=1210
   _globals['_INSPECTREQUEST']._serialized_start=64
-  _globals['_INSPECTREQUEST']._serialized_end=80
-  _globals['_WORKERSTATUS']._serialized_start=83
-  _globals['_WORKERSTATUS']._serialized_end=480
-  _globals['_HELD']._serialized_start=482
-  _globals['_HELD']._serialized_end=604
-  _globals['_LINK']._serialized_start=606
-  _globals['_LINK']._serialized_end=729
-  _globals['_LOAD']._serialized_start=732
-  _globals['_LOAD']._serialized_end=1002
-  _globals['_DROPCACHEREQUEST']._serialized_start=1004
-  _globals['_DROPCACHEREQUEST']._serialized_end=1022
-  _globals['_DROPCACHERESPONSE']._serialized_start=1024
-  _globals['_DROPCACHERESPONSE']._serialized_end=1064
-  _globals['_WORKER']._serialized_start=1180
-  _globals['_WORKER']._serialized_end=1327
+  _globals['_INSPECTREQUEST']._serialized_end=95
+  _globals['_WORKERSTATUS']._serialized_start=98
+  _globals['_WORKERSTATUS']._serialized_end=495
+  _globals['_HELD']._serialized_start=497
+  _globals['_HELD']._serialized_end=619
+  _globals['_LINK']._serialized_start=622
+  _globals['_LINK']._serialized_end=762
+  _globals['_LOAD']._serialized_start=765
+  _globals['_LOAD']._serialized_end=1035
+  _globals['_DROPCACHEREQUEST']._serialized_start=1037
+  _globals['_DROPCACHEREQUEST']._serialized_end=1055
+  _globals['_DROPCACHERESPONSE']._serialized_start=1057
+  _globals['_DROPCACHERESPONSE']._serialized_end=1097
+  _globals['_WORKER']._serialized_start=1213
+  _globals['_WORKER']._serialized_end=1360
 # @@protoc_insertion_point(module_scope)

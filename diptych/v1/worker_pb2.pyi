@@ -49,12 +49,17 @@ Global___Role: _TypeAlias = Role  # noqa: Y015
 class InspectRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    FRESH_FIELD_NUMBER: _builtins.int
+    fresh: _builtins.bool
+    """Has the engine say how it is now. Else the answer is what it last said by itself, up to a quarter second ago."""
     def __init__(
         self,
+        *,
+        fresh: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fresh", b"fresh"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -183,7 +188,7 @@ Global___Held: _TypeAlias = Held  # noqa: Y015
 
 @_typing.final
 class Link(_message.Message):
-    """How far a worker is from a peer that it reads from, over the KV channel that it uses."""
+    """How far a worker is from a peer that it reads from, over one KV channel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -194,6 +199,7 @@ class Link(_message.Message):
     AGE_S_FIELD_NUMBER: _builtins.int
     TOO_SLOW_FIELD_NUMBER: _builtins.int
     USED_FIELD_NUMBER: _builtins.int
+    CHANNEL_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     epoch: _builtins.int
     rtt_s: _builtins.float
@@ -206,6 +212,8 @@ class Link(_message.Message):
     """Past the bound."""
     used: _builtins.bool
     """False: too slow, and the worker was told not to use such links."""
+    channel: _builtins.str
+    """KV channel; a pair has a link for each that both speak."""
     def __init__(
         self,
         *,
@@ -216,10 +224,11 @@ class Link(_message.Message):
         age_s: _builtins.float = ...,
         too_slow: _builtins.bool = ...,
         used: _builtins.bool = ...,
+        channel: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "bytes_per_s", b"bytes_per_s", "epoch", b"epoch", "rtt_s", b"rtt_s", "too_slow", b"too_slow", "used", b"used", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "bytes_per_s", b"bytes_per_s", "channel", b"channel", "epoch", b"epoch", "rtt_s", b"rtt_s", "too_slow", b"too_slow", "used", b"used", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,7 +18,7 @@ from typing import Protocol
 from diptych.domain.engine_report import EngineLoad, EngineReady
 from diptych.domain.errors import PeerLost, named_error
 from diptych.domain.ids import Cell, Epoch, WorkerId
-from diptych.domain.records import ChannelEndpoint, Link, Role, WorkerLoad, WorkerRecord
+from diptych.domain.records import Link, Role, WorkerLoad, WorkerRecord
 from diptych.rpc.dial import Dialer
 from diptych.rpc.server import Registration, RpcServer, serve
 from diptych.rpc.settings import ServiceSettings
@@ -150,10 +150,7 @@ def _recorder(
     settings: ServiceSettings, role: Role, model_name: str, worker: WorkerProcess, address: str
 ) -> Callable[[], WorkerRecord]:
     ready = worker.ready
-    endpoint = ChannelEndpoint(
-        ready.channel, ready.kv_address, probe_key=ready.probe_key.hex(), probe_bytes=ready.probe_bytes
-    )
-    channels = (endpoint,) if ready.kv_address else ()
+    channels = tuple(ready.endpoints)
 
     def record() -> WorkerRecord:
         load = worker.load

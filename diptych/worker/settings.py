@@ -9,6 +9,7 @@ from pydantic import Field
 from diptych.engine.catalog import DEFAULT, ModelRef
 from diptych.engine.settings import EngineSettings, Profile, Weights
 from diptych.rpc.settings import ServiceSettings
+from diptych.transfer.nixl_library import Transport
 from diptych.worker.channel import ChannelSettings
 
 
@@ -38,14 +39,21 @@ class WorkerSettings(ServiceSettings):
     num_blocks: int | None = Field(None, ge=1, description="blocks in the KV pool; empty: as memory allows")
     block_tokens: int = Field(16, ge=1, le=256, description="tokens in a block of the pool")
     max_context: int | None = Field(None, ge=2, description="positions of a request; empty: the model's own")
-    channel: Literal["grpc"] = Field("grpc", description="how KV crosses")
+    channels: str = Field(
+        "auto", pattern=r"^(auto|(nixl|grpc)(,(nixl|grpc))*)$",
+        description="how KV crosses, best first, such as nixl,grpc; auto: whatever works here",
+    )  # fmt: skip
+    nixl_transport: Transport = Field(
+        "auto", description="what NIXL reads over; tcp: a reader's death may end the worker it reads from"
+    )
     toy_step_delay_s: float = Field(0.0, ge=0, le=60, description="how long a step of the toy model takes")
 
     def channel_settings(self) -> ChannelSettings:
-        """What the engine process needs to open its KV channel."""
+        """What the engine process needs to open its KV channels."""
         return ChannelSettings(
-            self.channel, self.listen_host, self.advertise_host, self.tls_cert, self.tls_key, self.tls_ca
-        )
+            self.channels, self.listen_host, self.advertise_host, self.tls_cert, self.tls_key, self.tls_ca,
+            self.nixl_transport,
+        )  # fmt: skip
 
     def engine_settings(self, model: ModelRef) -> EngineSettings:
         """What the engine process needs of it."""

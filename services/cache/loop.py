@@ -31,6 +31,7 @@ import xxhash
 from diptych.domain.audit import Held, bounded
 from diptych.domain.errors import (
     DigestMismatch,
+    DiptychError,
     Draining,
     InvalidField,
     LayoutMismatch,
@@ -40,6 +41,7 @@ from diptych.domain.errors import (
 from diptych.domain.ids import ChunkHash
 from diptych.domain.ports import KvChannel, MemorySpan, Region, RemotePiece
 from diptych.domain.records import Tier
+from diptych.rpc.failpoint import failpoint
 from diptych.store.publisher import Publisher
 from services.cache.tiers import Chunk, HostTier, Miss, Placed, Refusal, TierAudit
 
@@ -74,7 +76,7 @@ class ChunkKeeper:
         """Where peers read from us."""
         self._publisher = publisher
         self._is_known = is_known
-        self._fills: set[asyncio.Task[PeerError | None]] = set()
+        self._fills: set[asyncio.Task[DiptychError | None]] = set()
         self.counts: Counter[str] = Counter()
         """What became of offers and loans: `offer_…` and `lend_…`, each with its reason."""
 
@@ -171,12 +173,10 @@ class ChunkKeeper:
         if self._fills:
             await asyncio.wait(self._fills)
 
-    async def _fill(self, placed: Placed, source: RemotePiece, timeout_s: float) -> PeerError | None:
+    async def _fill(self, placed: Placed, source: RemotePiece, timeout_s: float) -> DiptychError | None:
         chunk = placed.chunk
         room = self._memory.slice(placed.extent.offset, chunk.num_bytes)
-        error = await read(self._channel, source, room, timeout_s)
-        if error is None and await asyncio.to_thread(digest, room) != chunk.digest:
-            error = DigestMismatch(f"{chunk.name.hex()}: what was read is not what was announced")
+        error = await self._read_checked(chunk, source, room, timeout_s)
         # Only here, after its end, has the channel let go of the room.
         if error:
             self._tier.failed(chunk.name)
@@ -186,6 +186,22 @@ class ChunkKeeper:
             self.counts["offer_stored"] += 1
             self._publisher.add(chunk.name, Tier.L2)
         return error
+
+    async def _read_checked(
+        self, chunk: Chunk, source: RemotePiece, room: MemorySpan, timeout_s: float
+    ) -> DiptychError | None:
+        """Why the room does not hold the chunk's bytes; None: it does."""
+        try:
+            failpoint("cache.admitted")
+            if (error := await read(self._channel, source, room, timeout_s)) is not None:
+                return error
+            failpoint("cache.read")
+            right = await asyncio.to_thread(digest, room) == chunk.digest
+        except DiptychError as error:
+            return error
+        if not right:
+            return DigestMismatch(f"{chunk.name.hex()}: what was read is not what was announced")
+        return None
 
 
 async def read(

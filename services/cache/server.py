@@ -77,12 +77,15 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         )
         left_s = cast("float | None", context.time_remaining())
         timeout_s = self._read_s if left_s is None else max(0.001, min(left_s, self._read_s))
-        return cache_pb2.OfferResponse(stored=await self._keeper.offer(chunk, source, timeout_s))
+        stored = await self._keeper.offer(chunk, source, timeout_s)
+        failpoint("cache.offered")
+        return cache_pb2.OfferResponse(stored=stored)
 
     async def Lend(  # noqa: N802
         self, request: cache_pb2.LendRequest, context: Context
     ) -> cache_pb2.LendResponse:
         """Raises LayoutMismatch, InvalidField, Draining. A miss is no error."""
+        failpoint("cache.lend")
         _check_fingerprint(request.fingerprint)
         _check_length("chunk_hash", request.chunk_hash, HASH_BYTES)
         if not (math.isfinite(request.lease_s) and request.lease_s > 0):
@@ -93,6 +96,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         )
         if loan is None:
             return cache_pb2.LendResponse(found=False)
+        failpoint("cache.lent")
         return cache_pb2.LendResponse(
             found=True,
             lease_id=loan.lease_id,
@@ -105,7 +109,9 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         self, request: cache_pb2.GiveBackRequest, context: Context
     ) -> cache_pb2.GiveBackResponse:
         """An id that is unknown, of an earlier process perhaps, changes nothing and is no error."""
+        failpoint("cache.give_back")
         self._keeper.give_back(request.lease_id)
+        failpoint("cache.given_back")
         return cache_pb2.GiveBackResponse()
 
     def _check_staying(self) -> None:

@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 REPUBLISH_S = ENTRY_TTL_S / 4
 """How often the directory hears again of everything, so that no entry ends by its age."""
+RETRY_S = 1.0
 
 
 class CacheService:
@@ -56,7 +57,7 @@ class CacheService:
             self.record,
             settings.heartbeat_s,
             settings.ttl_s,
-            lambda: self.keeper.republish(),
+            lambda: self._forgotten.set(),
         )
         self._directory = directory
         self.publisher = Publisher(self._directory, self._worker_id, self.epoch)
@@ -69,6 +70,8 @@ class CacheService:
         )
         self._cache = CacheServicer(self.keeper, settings)
         self._server: RpcServer | None = None
+        self._forgotten = asyncio.Event()
+        """The store has lost its memory."""
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -137,11 +140,17 @@ class CacheService:
 
     async def _republish(self) -> None:
         while True:
+            # With the chunks goes the note that we have some: who starts next in our name removes them by it.
+            pause_s = REPUBLISH_S * random.uniform(0.8, 1.0)
             try:
                 await self._directory.succeed(self._worker_id, self.epoch)
             except StoreUnavailable as error:
                 log.info("what an earlier start left in the directory stays a while: %s", error)
-            await asyncio.sleep(REPUBLISH_S * random.uniform(0.8, 1.0))
+                pause_s = RETRY_S * random.uniform(0.5, 1.5)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._forgotten.wait()
+            self._forgotten.clear()
             self.keeper.republish()
 
     async def _withdraw_all(self) -> None:

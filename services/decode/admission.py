@@ -1,17 +1,36 @@
-"""Whether a request can be served here at all, and whether its prompt is prefilled here (pure)."""
+"""Who is admitted next, whether it can be served here at all, and where its prompt is prefilled (pure).
+
+Requests are admitted by their places, each when the pool can hold all of its tokens and one more. Nobody
+passes one that waits for memory. Hand-offs wait for two things more: room on the bus, and that the blocks
+of those which await their KV stay a share of the pool, so that a queue can't hoard memory; only what is
+prefilled here passes them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from diptych.domain.engine_report import FailureInfo
+from diptych.domain.fallbacks import Fallback, PathReason
 from diptych.domain.holding import KvPools
 from diptych.domain.ids import CHUNK_TOKENS
+from services.decode.forecast import HandoffForecast
 from services.decode.messages import Surroundings
+from services.decode.pace import Pace
 from services.decode.request import DecodeRequest
+from services.decode.seats import Seats
 
-_LOCAL_AFTER_LOSSES = 2
-FALLBACKS = frozenset({"no_prefill_worker", "store_unavailable", "link_too_slow"})
+_LOOK_AHEAD = 32
+"""Waiting requests that are looked at in one turn."""
+_WORTH_A_HOP = 2.0
+"""A short prompt is handed off when that is expected to be so many times faster, and saves `_SAVES_S`."""
+_SAVES_S = 0.1
+FALLBACKS = {
+    PathReason.NO_PREFILL_WORKER: Fallback.NO_PREFILL_WORKER,
+    PathReason.STORE_UNAVAILABLE: Fallback.STORE_UNAVAILABLE,
+    PathReason.LINK_TOO_SLOW: Fallback.LINK_TOO_SLOW,
+}
 """Reasons to prefill here that are a lack, and are counted as one."""
 
 
@@ -30,6 +49,19 @@ class DecodeSettings:
     itl_slack: float = 0.25
     pool_share: float = 0.6
     """Most of the pool that one request may need (M13)."""
+    reserve_share: float = 0.5
+    """Most of the pool that those hold who await their KV; one alone may hold more."""
+
+
+@dataclass(slots=True)
+class Situation:
+    """What admission weighs, beside the request and the pool."""
+
+    surroundings: Surroundings
+    pace: Pace
+    forecast: HandoffForecast
+    num_running: int = 0
+    num_unclaimed: int = 0
 
 
 def refusal(request: DecodeRequest, pools: KvPools, settings: DecodeSettings) -> FailureInfo | None:
@@ -50,22 +82,58 @@ def refusal(request: DecodeRequest, pools: KvPools, settings: DecodeSettings) ->
     return None
 
 
+def admissible(
+    seats: Seats, settings: DecodeSettings, situation: Situation
+) -> Iterator[tuple[DecodeRequest, PathReason | None]]:
+    """Those that can start now, by their places, each with why its prompt is prefilled here (None: it is
+    handed off). Whoever asks for the next has given the last one its seat."""
+    may_hand_off = True
+    for request in seats.waiting[:_LOOK_AHEAD]:
+        local = local_reason(request, seats.pools, settings, situation)
+        may_hand_off = may_hand_off and (
+            local is not None or _can_reserve(request, seats, settings, situation)
+        )
+        if local is None and not may_hand_off:
+            continue
+        if not seats.can_take(request):
+            return
+        yield request, local
+
+
 def local_reason(
-    request: DecodeRequest, pools: KvPools, settings: DecodeSettings, surroundings: Surroundings
-) -> str:
-    """Why to prefill on this worker, a word of a closed set; empty for a hand-off."""
+    request: DecodeRequest, pools: KvPools, settings: DecodeSettings, situation: Situation
+) -> PathReason | None:
+    """Why to prefill on this worker; None for a hand-off."""
+    surroundings = situation.surroundings
     uncached = len(request.tokens) - pools.cached_tokens(request.hashes, len(request.tokens) - 1)
     if settings.colocated:
-        return "colocated"
-    if uncached <= settings.threshold_tokens:
-        return "short_prompt"
+        return PathReason.COLOCATED
+    can_hand_off = surroundings.store_available and surroundings.num_prefill_workers > 0
+    if uncached <= settings.threshold_tokens and not (can_hand_off and _is_slower_here(uncached, situation)):
+        return PathReason.SHORT_PROMPT
     if not surroundings.store_available:
-        return "store_unavailable"
+        return PathReason.STORE_UNAVAILABLE
     if surroundings.num_prefill_workers == 0:
         return no_prefill_reason(surroundings)
-    return "attempts_failed" if request.costs.num_losses >= _LOCAL_AFTER_LOSSES else ""
+    return PathReason.ATTEMPTS_FAILED if request.costs.lost_too_often else None
 
 
-def no_prefill_reason(surroundings: Surroundings) -> str:
+def _is_slower_here(num_tokens: int, situation: Situation) -> bool:
+    """Whether running decodes leave so little of each step that the way over a prefill worker is faster."""
+    there_s = situation.forecast.handoff_s(num_tokens)
+    here_s = situation.pace.local_s(num_tokens, situation.num_running)
+    return 0.0 < there_s < min(here_s / _WORTH_A_HOP, here_s - _SAVES_S)
+
+
+def _can_reserve(
+    request: DecodeRequest, seats: Seats, settings: DecodeSettings, situation: Situation
+) -> bool:
+    if situation.num_unclaimed >= settings.max_unclaimed:
+        return False
+    most, reserved = settings.reserve_share * seats.pools.total_tokens, seats.reserved_tokens
+    return not reserved or reserved + len(request.tokens) + 1 <= most
+
+
+def no_prefill_reason(surroundings: Surroundings) -> PathReason:
     """Why no prefill worker can be asked, where none can."""
-    return "link_too_slow" if surroundings.num_too_slow else "no_prefill_worker"
+    return PathReason.LINK_TOO_SLOW if surroundings.num_too_slow else PathReason.NO_PREFILL_WORKER

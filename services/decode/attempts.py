@@ -1,8 +1,9 @@
 """The hand-off streams of prefill workers: one an attempt, from `Handoff` to its end.
 
 The engine's brain decides what an attempt is worth; this only carries messages, and says "lost" when a
-stream ends before the brain has ended its attempt. An attempt may be ended before its stream arrives: that
-is remembered for a while, so that the stream is told at once.
+stream ends before the brain has ended its attempt. Only an attempt that has begun and not ended is listened
+to. It may be ended before its stream arrives: that is remembered for a while, so that the stream is told at
+once.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class AttemptStreams:
 
     def __init__(self) -> None:
         self._streams: dict[Key, AttemptStream] = {}
+        self._awaited: set[Key] = set()
+        """Attempts that have begun and not ended."""
         self._ended: OrderedDict[Key, str] = OrderedDict()
 
     @property
@@ -52,13 +55,19 @@ class AttemptStreams:
         return len(self._streams)
 
     def open(self, key: Key, sources: frozenset[Source]) -> AttemptStream:
-        """Raises Stale when the attempt has a stream already."""
+        """Raises Stale for an attempt that has a stream already, and for one that nobody waits for."""
         if key in self._streams:
             raise Stale(f"attempt {key[1]} of {key[0]} has a stream already")
+        if key not in self._awaited and key not in self._ended:
+            raise Stale(f"nobody waits for attempt {key[1]} of {key[0]}")
         stream = self._streams[key] = AttemptStream(key, sources)
         if key in self._ended:
             self._tell_end(stream, self._ended[key])
         return stream
+
+    def begun(self, key: Key) -> None:
+        """The brain has answered `Begin` with this attempt."""
+        self._awaited.add(key)
 
     def close(self, stream: AttemptStream) -> None:
         self._streams.pop(stream.key, None)
@@ -71,6 +80,7 @@ class AttemptStreams:
 
     def attempt_ended(self, ended: AttemptEnded) -> None:
         key = (ended.request_id, ended.attempt)
+        self._awaited.discard(key)
         self._ended[key] = ended.reason
         while len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)

@@ -31,7 +31,7 @@ class DecodeServiceSettings(WorkerSettings):
         0.6, gt=0, le=1, description="most of the KV pool that one request may need (M13)"
     )
     begin_timeout_s: float = Field(10.0, gt=0, le=600, description="from posting a job to a worker's Begin")
-    stall_timeout_s: float = Field(3.0, gt=0, le=600, description="between two signs of life of a prefill")
+    stall_timeout_s: float = Field(2.0, gt=0, le=600, description="between two signs of life of a prefill")
     read_timeout_s: float = Field(5.0, gt=0, le=600, description="of one chunk")
     max_rtt_us: float = Field(
         0.0, ge=0, le=1e9,

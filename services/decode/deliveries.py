@@ -10,7 +10,8 @@
 A router may die at any moment, and its clients go to another: so a broken session cancels nothing at once,
 and what has ended is kept until its router has given all of it to the network, and then for as long as a
 client takes to come back whose network lost it with the router. Somebody who attaches gets what came from the
-index that he names, and then what comes. The newest attachment wins.
+index that he names, and then what comes. The newest attachment wins: by the caller's own count, since a
+router that was stopped brings an old one late.
 
 A router has one session with us at a time. When one that we know opens another, it lives, and has placed
 anew what it had on the one before: that is cancelled. A request that comes back while its cancelled self is
@@ -26,8 +27,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from diptych.domain.errors import DiptychError, Stale
+from diptych.domain.errors import Cancelled, DiptychError, Stale
 from diptych.domain.ids import RequestId
+from diptych.rpc.failpoint import failpoint
 from diptych.v1 import common_pb2, decode_pb2
 from services.decode.outputs import Output
 from services.decode.sessions import Assembly, RouterSession
@@ -57,6 +59,8 @@ class Delivery:
     """When it is given up."""
     unwanted: bool = field(default=False, init=False)
     """Cancelled; the engine has not confirmed yet."""
+    turn: int = field(default=0, init=False)
+    """The latest of its caller's attachments that was served."""
 
     @property
     def request_id(self) -> RequestId:
@@ -175,13 +179,17 @@ class Deliveries:
 
     def attach(self, session: RouterSession, message: decode_pb2.SessionAttach) -> None:
         """Hands a request over to `session`, or refuses."""
+        failpoint("decode.attach")
         request_id = RequestId(message.request_id)
         try:
             delivery = self._wanted(request_id, message.tenant)
+            if 0 < message.turn < delivery.turn:
+                raise Stale(f"a later call has attached to {request_id}")
             replayed = delivery.output.replay(request_id, message.next_index)
         except DiptychError as error:
             session.put(decode_pb2.SessionResponse(refused=_refusal(request_id, error)))
             return
+        delivery.turn = max(delivery.turn, message.turn)
         before, delivery.session, delivery.router = delivery.session, session, session.router
         if before is not None and before is not session:
             before.requests.discard(request_id)
@@ -235,7 +243,7 @@ class Deliveries:
         if delivery is None or delivery.submit.tenant != tenant:
             raise Stale(f"{request_id} is not here, or not any more")
         if delivery.unwanted:
-            raise Stale(f"{request_id} was cancelled")
+            raise Cancelled(f"{request_id} was cancelled")
         return delivery
 
 

@@ -1,14 +1,15 @@
 """The decode side of the hand-off transaction (brain). Decode supervises its prefills; it alone reads.
 
     post ─▶ unclaimed ─▶ begin ─▶ landing ─▶ complete ─▶ the request runs
-              │ no Begin in time    │ failed, stalled, digest wrong twice, superseded
+              │ no Begin in time    │ failed, stalled, digest wrong twice
               ▼                     ▼
             lost                  lost       the scheduler decides: another prefill, or locally
 
 **Who owns what.** The request's blocks belong to its holding all the time. A landing slot belongs to one
 read, from `StartRead` until the loop reports its end, also when the attempt is void by then: nothing frees a
 slot under a read in flight. Only the newest attempt is listened to; a message of another one changes nothing
-and is counted.
+and is counted. A job says how many attempts there were when it was posted: the first `Begin` for it counts,
+and one that comes late (its worker was stopped, or the bus delivered the job twice) is refused.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from dataclasses import dataclass
 
 from diptych.domain.engine_report import FailureInfo
 from diptych.domain.errors import DigestMismatch, Internal, PeerError
+from diptych.domain.fallbacks import Fallback
 from diptych.domain.ids import Attempt, RequestId
 from diptych.domain.layout import KvLayout
 from diptych.domain.slots import Slot, SlotRing
+from services.decode.channels import ChannelChoice
 from services.decode.effects import Effects, ReadKey, StartRead, Unpack
 from services.decode.landing import Landing
 from services.decode.messages import (
@@ -37,6 +40,11 @@ from services.decode.messages import (
 )
 from services.decode.request import DecodeRequest
 
+_REASONS = {
+    "PeerLost": Fallback.PREFILL_LOST, "TooLarge": Fallback.PREFILL_TOO_SMALL,
+    "DigestMismatch": Fallback.DIGEST_WRONG, "LayoutMismatch": Fallback.LAYOUT_MISMATCH,
+}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class HandoffSettings:
@@ -44,7 +52,7 @@ class HandoffSettings:
 
     begin_timeout_s: float = 10.0
     """From posting a job to some prefill worker's `Begin`."""
-    stall_timeout_s: float = 3.0
+    stall_timeout_s: float = 2.0
     """Between two signs of life of an attempt."""
     attempt_timeout_s: float = 120.0
     read_timeout_s: float = 5.0
@@ -60,10 +68,10 @@ class Unclaimed:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A request's prefill came to nothing. `reason` is a word of a closed set, for counting."""
+    """A request's prefill came to nothing."""
 
     request_id: RequestId
-    reason: str
+    reason: Fallback
     message: str
     num_landed: int = 0
     """Position up to which the prompt's KV had landed without a gap."""
@@ -72,11 +80,18 @@ class Lost:
 class Handoffs:
     """All hand-offs under way on one decode worker. Mutates no request; reports `Lost` and completion."""
 
-    def __init__(self, layout: KvLayout, ring: SlotRing[ReadKey], settings: HandoffSettings) -> None:
+    def __init__(
+        self,
+        layout: KvLayout,
+        ring: SlotRing[ReadKey],
+        settings: HandoffSettings,
+        choice: ChannelChoice | None = None,
+    ) -> None:
         self._layout = layout
         self._fingerprint = layout.fingerprint
         self._ring = ring
         self.settings = settings
+        self._choice = choice or ChannelChoice()
         self._unclaimed: dict[RequestId, Unclaimed] = {}
         self._landings: dict[RequestId, Landing] = {}
         self._reads: dict[ReadKey, Slot[ReadKey]] = {}
@@ -104,11 +119,12 @@ class Handoffs:
         self._unclaimed[request.request_id] = Unclaimed(now, now + timeout_s)
         self.effects.posts.append(
             JobPosted(
-                request.request_id, len(request.tokens), request.num_computed, request.priority, timeout_s
+                request.request_id, len(request.tokens), request.num_computed, request.priority, timeout_s,
+                request.attempt,
             )
-        )
+        )  # fmt: skip
 
-    def abandon_unclaimed(self, reason: str) -> list[Lost]:
+    def abandon_unclaimed(self, reason: Fallback) -> list[Lost]:
         """Nobody is left who could claim a job."""
         gone = [(request_id, reason, "no prefill worker is left") for request_id in self._unclaimed]
         return [self._end(*loss) for loss in gone]
@@ -117,7 +133,13 @@ class Handoffs:
         """The bus did not take the job."""
         if self._unclaimed.pop(request_id, None) is None:
             return None
-        return Lost(request_id, "store_unavailable", "the bus took no job")
+        return Lost(request_id, Fallback.STORE_UNAVAILABLE, "the bus took no job")
+
+    def job_lost(self, request_id: RequestId, reason: Fallback) -> Lost | None:
+        """Whoever claimed the job went silent before it began, or the store lost the job."""
+        if request_id not in self._unclaimed:
+            return None
+        return self._end(request_id, reason, "nobody will begin the job")
 
     def begin(
         self, request: DecodeRequest | None, message: BeginAsked, banned: list[int], now: float
@@ -128,13 +150,12 @@ class Handoffs:
             self.counters["begin_refused"] += 1
             self.effects.begins.append(BeginAnswer(message.ticket, refusal=refusal))
             return False
-        if request.request_id in self._landings:
-            self.void(request.request_id, "superseded")
         self._unclaimed.pop(request.request_id, None)
         attempt = Attempt(request.attempt + 1)
         self._landings[request.request_id] = Landing(
-            attempt, message.prefill_worker, request.num_computed, len(request.tokens), now, now
-        )
+            attempt, message.prefill_worker, request.num_computed, len(request.tokens), now, now,
+            frozenset(message.slow_channels),
+        )  # fmt: skip
         self.effects.begins.append(
             BeginAnswer(
                 message.ticket, attempt, list(request.tokens), request.params, banned,
@@ -152,7 +173,7 @@ class Handoffs:
         self.effects.begins.append(BeginAnswer(message.ticket, refusal=refusal))
         if self._unclaimed.pop(message.request_id, None) is None:
             return None
-        return Lost(message.request_id, "link_too_slow", problem)
+        return Lost(message.request_id, Fallback.LINK_TOO_SLOW, problem)
 
     def chunk(self, message: ChunkReady, now: float) -> Lost | None:
         """Takes an announcement."""
@@ -181,13 +202,13 @@ class Handoffs:
         """A sign of life."""
         self._current(request_id, attempt, now)
 
-    def failed(self, request_id: RequestId, attempt: Attempt, reason: str, message: str) -> Lost | None:
-        """The prefill worker gave up, or its stream broke."""
+    def failed(self, request_id: RequestId, attempt: Attempt, kind: str, message: str) -> Lost | None:
+        """The prefill worker gave up, or its stream broke; `kind` is a class of the error tree."""
         landing = self._landings.get(request_id)
         if landing is None or landing.attempt != attempt:
             self.counters["stale_message"] += 1
             return None
-        return self._end(request_id, reason, message)
+        return self._end(request_id, _REASONS.get(kind, Fallback.PREFILL_FAILED), message)
 
     def start_reads(self, now: float) -> None:
         """Starts reads of announced chunks while landing slots are free, oldest attempt first."""
@@ -201,9 +222,11 @@ class Handoffs:
                 landing.waiting.popleft()
                 landing.started[index] = now
                 chunk = landing.chunks[index]
+                chosen = self._choice.choose(chunk.piece, chunk.others, landing.slow, key.turn, now)
+                landing.read_over(index, chosen)
                 self._reads[key] = slot
                 self.effects.reads.append(
-                    StartRead(key, chunk.piece, slot, chunk.digest, self.settings.read_timeout_s)
+                    StartRead(key, chosen.piece, slot, chunk.digest, self.settings.read_timeout_s)
                 )
 
     def read_ended(
@@ -218,7 +241,7 @@ class Handoffs:
         if landing is None or landing.attempt != key.attempt or request is None or request.holding is None:
             return None
         if error is not None:
-            return self._read_again(key, landing, error)
+            return self._read_again(key, landing, error, now)
         landing.landed.add(key.index)
         landing.handoff_s += now - landing.started[key.index]
         landing.heard_at = now
@@ -244,14 +267,14 @@ class Handoffs:
     def expire(self, now: float) -> list[Lost]:
         """Ends what has waited too long."""
         late = [
-            (request_id, "begin_timeout", "no prefill worker took the job in time")
+            (request_id, Fallback.BEGIN_TIMEOUT, "no prefill worker took the job in time")
             for request_id, job in self._unclaimed.items()
             if job.deadline <= now
         ]
         stall_s, attempt_s = self.settings.stall_timeout_s, self.settings.attempt_timeout_s
         for request_id, landing in self._landings.items():
             if now - landing.heard_at >= stall_s or now - landing.begun_at >= attempt_s:
-                late.append((request_id, "prefill_stalled", f"{landing.prefill_worker} went silent"))
+                late.append((request_id, Fallback.PREFILL_STALLED, f"{landing.prefill_worker} went silent"))
         return [self._end(*loss) for loss in late]
 
     def next_deadline(self) -> float:
@@ -275,6 +298,8 @@ class Handoffs:
             request.request_id in self._unclaimed or request.request_id in self._landings
         ):
             return FailureInfo("Stale", f"request {message.request_id} awaits no prefill here")
+        if message.num_attempts != request.attempt:
+            return FailureInfo("Stale", f"attempt {request.attempt} of {message.request_id} has begun since")
         if message.fingerprint != self._fingerprint:
             return FailureInfo(
                 "LayoutMismatch", f"KV of {message.fingerprint} can't be used with {self._fingerprint}"
@@ -289,8 +314,11 @@ class Handoffs:
         landing.heard_at = now
         return landing
 
-    def _read_again(self, key: ReadKey, landing: Landing, error: PeerError) -> Lost | None:
-        self.counters["digest_wrong" if isinstance(error, DigestMismatch) else "read_failed"] += 1
+    def _read_again(self, key: ReadKey, landing: Landing, error: PeerError, now: float) -> Lost | None:
+        is_wrong = isinstance(error, DigestMismatch)
+        self.counters["reads_wrong" if is_wrong else "reads_failed"] += 1
+        if not is_wrong:
+            self._choice.failed(landing.regions[key.index], now)
         if key.index in landing.retried:
             return self._lose(key.request_id, error)
         landing.retried.add(key.index)
@@ -298,12 +326,10 @@ class Handoffs:
         return None
 
     def _lose(self, request_id: RequestId, error: PeerError) -> Lost:
-        reason = {"DigestMismatch": "digest_wrong", "LayoutMismatch": "layout_mismatch"}.get(
-            type(error).__name__, "transfer_failed"
-        )
+        reason = _REASONS.get(type(error).__name__, Fallback.TRANSFER_FAILED)
         return self._end(request_id, reason, str(error))
 
-    def _end(self, request_id: RequestId, reason: str, message: str) -> Lost:
+    def _end(self, request_id: RequestId, reason: Fallback, message: str) -> Lost:
         landing = self._landings.get(request_id)
         self.void(request_id, reason)
         return Lost(request_id, reason, message, landing.num_contiguous if landing else 0)

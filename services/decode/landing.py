@@ -14,8 +14,11 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from diptych.domain.errors import LayoutMismatch, TransferFailed
+from diptych.domain.fallbacks import Fallback
 from diptych.domain.ids import CHUNK_TOKENS, Attempt
 from diptych.domain.layout import KvLayout
+from diptych.domain.ports import Region
+from services.decode.channels import Choice
 from services.decode.messages import ChunkReady, ManifestReceived
 
 
@@ -30,15 +33,27 @@ class Landing:
     num_tokens: int
     begun_at: float
     heard_at: float
+    slow: frozenset[str] = frozenset()
+    """Channels over which its owner is too far away."""
     chunks: list[ChunkReady] = field(default_factory=list)
     waiting: deque[int] = field(default_factory=deque)
     started: dict[int, float] = field(default_factory=dict)
     """When the read of each chunk began: those under way, and those that landed."""
     landed: set[int] = field(default_factory=set)
     retried: set[int] = field(default_factory=set)
+    regions: dict[int, Region] = field(default_factory=dict)
+    """Over which channel each chunk was read, the last time."""
+    fallbacks: set[Fallback] = field(default_factory=set)
+    """Why that was not the best one."""
     manifest: ManifestReceived | None = None
     manifest_at: float = 0.0
     handoff_s: float = 0.0
+
+    def read_over(self, index: int, choice: Choice) -> None:
+        """A read of a chunk starts."""
+        self.regions[index] = choice.piece.region
+        if choice.fallback is not None:
+            self.fallbacks.add(choice.fallback)
 
     @property
     def complete(self) -> bool:

@@ -24,9 +24,11 @@ from diptych.engine.mailbox import Mailbox, Post
 from diptych.engine.memory import allocate
 from diptych.engine.open import open_runner
 from diptych.engine.settings import EngineSettings
-from diptych.worker.channel import ChannelSettings, open_kv_channel
+from diptych.transfer.several import ChannelSet
+from diptych.worker.channel import ChannelSettings, open_kv_channels
 from diptych.worker.integrity import IdleCheck
 from services.decode.admission import DecodeSettings
+from services.decode.channels import ChannelChoice
 from services.decode.effects import Effects, ReadKey, StartRead
 from services.decode.handoffs import Handoffs, HandoffSettings
 from services.decode.held import held_by
@@ -59,28 +61,32 @@ class DecodeLoop:
         self,
         mailbox: Post[DecodeInbox],
         runner: Runner,
-        channel: KvChannel,
+        channel: KvChannel | ChannelSet,
         settings: LoopSettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._mailbox = mailbox
         self._runner = runner
-        self._channel = channel
+        self._channels = ChannelSet.of(channel)
         self._clock = clock
         self._pools = KvPools([BlockPool(n, runner.block_tokens) for n in runner.num_blocks])
         slot_bytes = runner.layout.chunk_bytes()
         self._ring: SlotRing[ReadKey] = SlotRing(settings.num_landing_slots, slot_bytes)
         self._arena: MemorySpan = allocate(self._ring.num_bytes)
-        self._handoffs = Handoffs(runner.layout, self._ring, settings.handoff)
+        self._channels.prepare(self._arena)
+        choice = ChannelChoice(self._channels.kinds)
+        self._handoffs = Handoffs(runner.layout, self._ring, settings.handoff, choice)
         self._scheduler = DecodeScheduler(
             runner.layout, self._pools, self._handoffs, _decode_settings(settings, runner)
         )
         self._reads: dict[ReadKey, tuple[StartRead, Read]] = {}
-        self._probes = Probes(channel, mailbox.wake)
+        self._probes = Probes(self._channels, mailbox.wake)
         self._probed: list[ProbeDone] = []
         self.idle_check = IdleCheck(self._scheduler.assert_empty, self._num_owned)
         self._num_tokens = 0
         self._told_at = 0.0
+        self._look = 0
+        self._asked = False
         self._runnable = False
 
     def turn(self) -> None:
@@ -91,6 +97,8 @@ class DecodeLoop:
         plan = self._scheduler.plan(self._clock())
         self._runnable = bool(plan.steps)
         if plan.steps:
+            # A step takes long: what the messages brought, an abort or a read to start, does not wait for it.
+            self._perform(self._scheduler.take_effects())
             self._run(plan)
         self._probed = self._probes.turn(busy=not self.is_idle)
         self.idle_check.turn(self.is_idle, self._clock())
@@ -126,12 +134,12 @@ class DecodeLoop:
         self._scheduler.assert_empty()
 
     def close(self) -> None:
-        self._channel.close()
+        self._channels.close()
 
     def announce(self) -> None:
         """Says that the engine can take requests."""
         ready = EngineReady(
-            self._runner.layout.model, self._runner.layout.fingerprint, self._channel.kind, "",
+            self._runner.layout.model, self._runner.layout.fingerprint, list(self._channels.kinds), [],
             self._runner.max_context, self._runner.vocab_size, self._pools.total_tokens,
         )  # fmt: skip
         self._mailbox.send(DecodeOutbox(ready=ready, load=self.load()))
@@ -145,6 +153,18 @@ class DecodeLoop:
             scheduler.submit(submit, now)
         for begin in inbox.begins:
             scheduler.begin(begin, now)
+        self._accept_of_handoffs(inbox, now)
+        for cancel in inbox.cancels:
+            scheduler.cancel(cancel, now)
+        for probe in inbox.probes:
+            self._probes.ask(probe)
+        if inbox.drop_cache:
+            self._pools.drop_cache()
+        if inbox.looks:
+            self._look, self._asked = max(inbox.looks), True
+
+    def _accept_of_handoffs(self, inbox: DecodeInbox, now: float) -> None:
+        scheduler = self._scheduler
         for chunk in inbox.chunks:
             scheduler.chunk_ready(chunk, now)
         for manifest in inbox.manifests:
@@ -155,17 +175,14 @@ class DecodeLoop:
             scheduler.attempt_failed(failed.request_id, failed.attempt, failed.kind, failed.message)
         for request_id in inbox.unposted:
             scheduler.job_unposted(request_id)
-        for cancel in inbox.cancels:
-            scheduler.cancel(cancel, now)
-        for probe in inbox.probes:
-            self._probes.ask(probe)
-        if inbox.drop_cache:
-            self._pools.drop_cache()
+        for lost in inbox.lost_jobs:
+            scheduler.job_lost(lost.request_id, lost.reason)
 
     def _run(self, plan: StepPlan) -> None:
-        started = time.perf_counter()
+        started = self._clock()
         outcome = self._runner.run(plan)
-        self._scheduler.commit(plan, outcome, time.perf_counter() - started, self._clock())
+        ended = self._clock()
+        self._scheduler.commit(plan, outcome, ended - started, ended)
 
     def _end_reads(self) -> None:
         for key in [key for key, (_, read) in self._reads.items() if read.done]:
@@ -174,13 +191,13 @@ class DecodeLoop:
             error = read.error
             if error is None and self._runner.digest(span) != start.digest:
                 error = DigestMismatch(f"chunk {key.index} of {key.request_id} is not what was announced")
-            self._read_ended(key, span, error)
+            self._read_ended(start, span, error)
 
-    def _read_ended(self, key: ReadKey, span: MemorySpan, error: PeerError | None) -> None:
-        unpack = self._scheduler.read_ended(key, error, self._clock())
+    def _read_ended(self, start: StartRead, span: MemorySpan, error: PeerError | None) -> None:
+        unpack = self._scheduler.read_ended(start.key, error, self._clock())
         if unpack is not None:
             self._runner.unpack(span, unpack.tables, unpack.start, unpack.num_tokens)
-            self._scheduler.unpacked(key, self._channel.kind, self._clock())
+            self._scheduler.unpacked(start.key, start.piece.region.kind, self._clock())
 
     def _perform(self, effects: Effects) -> None:
         for start in effects.reads:
@@ -190,7 +207,8 @@ class DecodeLoop:
                 self._reads[key][1].cancel()
         self._num_tokens += sum(len(out.tokens) for out in effects.tokens)
         now = self._clock()
-        load = self.load() if now - self._told_at >= IDLE_S / 2 else None
+        load = self.load() if self._asked or now - self._told_at >= IDLE_S / 2 else None
+        self._asked = False
         outbox = DecodeOutbox(
             None, effects.tokens, effects.begins, effects.posts, effects.withdrawals,
             effects.chunks_done, effects.ended, load, self._probed,
@@ -199,12 +217,13 @@ class DecodeLoop:
                         outbox.chunks_done, outbox.ended, outbox.probed)):  # fmt: skip
             self._mailbox.send(outbox)
             self._told_at = now if load else self._told_at
+            self._probed = []
 
     def _start_read(self, start: StartRead) -> None:
         try:
-            read = self._channel.read(start.piece, self._span(start), start.timeout_s, self._mailbox.wake)
+            read = self._channels.read(start.piece, self._span(start), start.timeout_s, self._mailbox.wake)
         except (PeerError, ValueError) as error:
-            self._read_ended(start.key, self._span(start), TransferFailed(str(error)))
+            self._read_ended(start, self._span(start), TransferFailed(str(error)))
             self._mailbox.wake()
             return
         self._reads[start.key] = (start, read)
@@ -220,7 +239,7 @@ class DecodeLoop:
         load = EngineLoad(
             scheduler.num_active, scheduler.num_waiting, audit.free, audit.cached, audit.owned, audit.total,
             slots.taken, slots.total, self._num_tokens, scheduler.pace.decode_step_s, 0.0,
-            dict(scheduler.counters + self._handoffs.counters), held, num_held,
+            dict(scheduler.counters + self._handoffs.counters), held, num_held, look=self._look,
         )  # fmt: skip
         return self.idle_check.told(load)
 
@@ -243,7 +262,7 @@ def _decode_settings(settings: LoopSettings, runner: Runner) -> DecodeSettings:
 
 def _open(settings: LoopSettings, mailbox: Mailbox[DecodeInbox]) -> DecodeLoop:
     runner = open_runner(settings.engine)
-    loop = DecodeLoop(mailbox, runner, open_kv_channel(settings.kv), settings)
+    loop = DecodeLoop(mailbox, runner, open_kv_channels(settings.kv), settings)
     loop.announce()
     return loop
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from diptych.domain.engine_report import EngineLoad, EngineReady, FailureInfo
+from diptych.domain.fallbacks import Fallback
 from diptych.domain.ids import Attempt, Epoch, RequestId, WorkerId
 from diptych.domain.ports import Region, RemotePiece
 from diptych.domain.sampling import SamplingParams
@@ -46,6 +47,10 @@ class BeginAsked:
     fingerprint: str
     too_slow: bool = False
     """Whether nothing may be read from it: its link is past the bound."""
+    num_attempts: int = 0
+    """Attempts that had begun when the job was posted."""
+    slow_channels: list[str] = field(default_factory=list)
+    """Those over which the link is past the bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,8 @@ class ChunkReady:
     num_tokens: int
     piece: RemotePiece
     digest: bytes
+    others: list[Region] = field(default_factory=list)
+    """The same memory over its owner's other channels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,8 @@ class ManifestReceived:
     first_token: int
     prefill_s: float
     num_cached_tokens: int
+    num_borrowed_tokens: int = 0
+    fallbacks: dict[Fallback, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +92,14 @@ class AttemptFailed:
     attempt: Attempt
     kind: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobLost:
+    """Nobody will begin a job that is on the bus, or was."""
+
+    request_id: RequestId
+    reason: Fallback
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +143,13 @@ class DecodeInbox:
     failures: list[AttemptFailed] = field(default_factory=list)
     unposted: list[RequestId] = field(default_factory=list)
     """Jobs that the bus did not take."""
+    lost_jobs: list[JobLost] = field(default_factory=list)
     cancels: list[Cancel] = field(default_factory=list)
     drop_cache: list[bool] = field(default_factory=list)
     """Not empty: forget cached prefixes."""
     probes: list[ProbeAsked] = field(default_factory=list)
+    looks: list[int] = field(default_factory=list)
+    """Questions of how the engine is now; the next load answers the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +172,8 @@ class TrailInfo:
     decode_s: float
     ttft_s: float
     num_preempted: int
-    fallbacks: dict[str, int]
+    fallbacks: dict[Fallback, int]
+    num_borrowed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +219,7 @@ class JobPosted:
     num_held: int
     priority: int
     timeout_s: float
+    num_attempts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +257,7 @@ class ProbeDone:
     rtts: list[float] = field(default_factory=list)
     bytes_per_s: float = 0.0
     error: str = ""
+    channel: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,7 @@ def trail_message(finish: FinishInfo, worker_id: str) -> common_pb2.Trail:
         decode_s=trail.decode_s,
         ttft_s=trail.ttft_s,
         num_preempted=trail.num_preempted,
+        num_borrowed_tokens=trail.num_borrowed_tokens,
     )
     message.fallbacks.extend(
         common_pb2.Fallback(reason=reason, count=count) for reason, count in sorted(trail.fallbacks.items())

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from diptych.domain.errors import PeerError
 from diptych.domain.ports import KvChannel, MemorySpan, Read, RemotePiece
 from diptych.engine.memory import allocate
+from diptych.transfer.several import ChannelSet
 from services.decode.messages import ProbeAsked, ProbeDone
 
 NUM_SMALL = 5
@@ -52,9 +53,12 @@ class Probes:
     """Belongs to the engine's loop. `wake` makes that loop turn; it is called from any thread."""
 
     def __init__(
-        self, channel: KvChannel, wake: Callable[[], None], clock: Callable[[], float] = time.perf_counter
+        self,
+        channel: KvChannel | ChannelSet,
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._channel = channel
+        self._channels = ChannelSet.of(channel)
         self._wake = wake
         self._clock = clock
         self._scratch: MemorySpan | None = None
@@ -75,7 +79,7 @@ class Probes:
 
     def turn(self, busy: bool) -> list[ProbeDone]:
         """Takes in a read that has ended and starts the next. Returns the rounds that are over."""
-        over = [ProbeDone(asked.worker_id, asked.epoch) for asked in self._refused]
+        over = [ProbeDone(asked.worker_id, asked.epoch, channel=asked.region.kind) for asked in self._refused]
         self._refused.clear()
         ongoing = self._round
         if ongoing is None or ongoing.reading:
@@ -107,6 +111,7 @@ class Probes:
         num_bytes = min(size, region.num_bytes)
         if self._scratch is None:
             self._scratch = allocate(MAX_LARGE_BYTES)
+            self._channels.prepare(self._scratch)
         ended_at: list[float] = []
         ongoing.ended_at = ended_at
 
@@ -117,7 +122,7 @@ class Probes:
         ongoing.started_at = self._clock()
         try:
             piece = RemotePiece(region, 0, num_bytes)
-            ongoing.read = self._channel.read(
+            ongoing.read = self._channels.read(
                 piece, self._scratch.slice(0, num_bytes), READ_TIMEOUT_S, on_done
             )
         except (PeerError, ValueError) as error:
@@ -130,4 +135,6 @@ def _told(ongoing: _Round) -> ProbeDone:
     asked = ongoing.asked
     size = min(MAX_LARGE_BYTES, asked.region.num_bytes)
     bytes_per_s = size / ongoing.large_s if ongoing.large_s else 0.0
-    return ProbeDone(asked.worker_id, asked.epoch, ongoing.rtts, bytes_per_s, ongoing.error)
+    return ProbeDone(
+        asked.worker_id, asked.epoch, ongoing.rtts, bytes_per_s, ongoing.error, asked.region.kind
+    )

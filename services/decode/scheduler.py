@@ -3,29 +3,33 @@
     events (submit, cancel, begin, chunk, manifest, read ended, …) and `now` in
     plan(now) → the runner → commit(plan, outcome, now)        effects out
 
-A waiting request is admitted when the pool can hold all of its tokens and one more; admission takes the
+A request is admitted (`admission`) when the pool can hold all of its tokens and one more; admission takes the
 blocks, so that everything after it can only be waiting for *time*, never for memory that someone else who
-waits is holding. A running request that needs a block takes it from the youngest one that runs or prefills
-here (which then starts over from its tokens); the oldest is never preempted, so that it always ends.
+waits is holding. A running request that needs a block takes it from the last in rank (`seats`), which then
+starts over from its tokens. A step carries one token of each request that runs, and as many prompt tokens as
+`pace` allows, by turns (`order`).
 """
 
 from __future__ import annotations
 
-import bisect
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 
-from diptych.domain.engine_report import FailureInfo
 from diptych.domain.errors import Internal, PeerError
+from diptych.domain.fallbacks import DISAGGREGATED, KV_BYTES, LOCAL, Fallback, PathReason
 from diptych.domain.hashing import cache_root
 from diptych.domain.holding import KvPools
 from diptych.domain.ids import CHUNK_TOKENS, Attempt, RequestId
 from diptych.domain.layout import KvLayout
 from diptych.domain.lifecycle import DecodeEvent, DecodeState
-from diptych.domain.plan import NOT_SAMPLED, SequenceStep, StepOutcome, StepPlan
+from diptych.domain.order import PromptTurns
+from diptych.domain.plan import NOT_SAMPLED, StepOutcome, StepPlan
 from services.decode import admission
-from services.decode.admission import DecodeSettings
+from services.decode.admission import DecodeSettings, Situation
 from services.decode.effects import Effects, ReadKey, Unpack
+from services.decode.forecast import HandoffForecast
 from services.decode.handoffs import Handoffs, Lost
 from services.decode.messages import (
     BeginAsked,
@@ -39,15 +43,10 @@ from services.decode.messages import (
 )
 from services.decode.pace import Pace
 from services.decode.request import DecodeRequest
+from services.decode.seats import Seats
+from services.decode.steps import decode_step, prefill_step
 
-_LOSSES = {"PeerLost": "prefill_lost", "TooLarge": "prefill_too_small"}
-_WORTH_ANOTHER = frozenset(
-    {
-        "prefill_lost", "prefill_stalled", "prefill_failed", "transfer_failed", "digest_wrong", "superseded",
-        "link_too_slow",
-    }
-)  # fmt: skip
-"""Losses after which another prefill worker is asked, once; after any other the prompt is prefilled here."""
+_ALONE_TOKENS = 4 * CHUNK_TOKENS
 
 
 class DecodeScheduler:
@@ -61,13 +60,11 @@ class DecodeScheduler:
         self._handoffs = handoffs
         self._settings = settings
         self._live: dict[RequestId, DecodeRequest] = {}
-        self._waiting: list[DecodeRequest] = []
-        self._active: list[DecodeRequest] = []
-        """Those with blocks that run or prefill here, in order."""
-        self._surroundings = Surroundings(0, True)
+        self._seats = Seats(pools)
         self._arrivals = 0
-        most = CHUNK_TOKENS
-        self.pace = Pace(settings.itl_slack, min_tokens=pools.block_tokens, max_tokens=most)
+        self.pace = Pace(settings.itl_slack, min_tokens=pools.block_tokens, max_tokens=CHUNK_TOKENS)
+        self._situation = Situation(Surroundings(0, True), self.pace, HandoffForecast())
+        self._turns = PromptTurns()
         self.counters: Counter[str] = Counter()
 
     @property
@@ -86,11 +83,11 @@ class DecodeScheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._live) - len(self._active)
+        return len(self._live) - len(self._seats.active)
 
     @property
     def num_active(self) -> int:
-        return len(self._active)
+        return len(self._seats.active)
 
     # Events.
 
@@ -105,10 +102,9 @@ class DecodeScheduler:
         self._live[request.request_id] = request
         problem = admission.refusal(request, self._pools, self._settings)
         if problem is not None:
-            self._end(request, DecodeEvent.FAIL, self._failure(request, problem, now))
+            self._end(request, DecodeEvent.FAIL, FinishInfo("error", request.trail(now), problem))
             return
-        request.extend_hashes(self._pools.block_tokens)
-        bisect.insort(self._waiting, request, key=lambda r: r.order)
+        self._seats.wait(request)
 
     def cancel(self, message: Cancel, now: float) -> None:
         """Nobody wants more of it. Its blocks are free when this returns."""
@@ -119,9 +115,10 @@ class DecodeScheduler:
 
     def surroundings(self, surroundings: Surroundings) -> None:
         """How the world looks now. With the last prefill worker gone its jobs need not wait any longer."""
-        self._surroundings = surroundings
+        self._situation.surroundings = surroundings
         if surroundings.num_prefill_workers == 0:
-            for lost in self._handoffs.abandon_unclaimed(admission.no_prefill_reason(surroundings)):
+            reason = admission.FALLBACKS[admission.no_prefill_reason(surroundings)]
+            for lost in self._handoffs.abandon_unclaimed(reason):
                 self._settle(lost)
 
     def begin(self, message: BeginAsked, now: float) -> None:
@@ -140,6 +137,10 @@ class DecodeScheduler:
         """The bus did not take a job."""
         self._settle(self._handoffs.unposted(request_id))
 
+    def job_lost(self, request_id: RequestId, reason: Fallback) -> None:
+        """Nobody will begin a job."""
+        self._settle(self._handoffs.job_lost(request_id, reason))
+
     def chunk_ready(self, message: ChunkReady, now: float) -> None:
         self._settle(self._handoffs.chunk(message, now))
 
@@ -151,8 +152,7 @@ class DecodeScheduler:
         self._handoffs.alive(request_id, attempt, now)
 
     def attempt_failed(self, request_id: RequestId, attempt: Attempt, kind: str, message: str) -> None:
-        reason = _LOSSES.get(kind, "prefill_failed")
-        self._settle(self._handoffs.failed(request_id, attempt, reason, message))
+        self._settle(self._handoffs.failed(request_id, attempt, kind, message))
 
     def read_ended(self, key: ReadKey, error: PeerError | None, now: float) -> Unpack | None:
         """A read is over. An `Unpack` must be carried out before anything else is asked of the brain."""
@@ -177,13 +177,23 @@ class DecodeScheduler:
             self._settle(late)
         self._admit(now)
         self._handoffs.start_reads(now)
-        steps = [self._decode_step(request) for request in list(self._active) if self._may_decode(request)]
-        budget = self.pace.max_tokens if self._settings.colocated else self.pace.budget(len(steps))
-        for request in self._active:
-            if request.state is DecodeState.PREFILLING_LOCALLY and budget > 0:
-                steps.append(self._prefill_step(request, budget))
-                budget -= len(steps[-1].tokens)
+        eos_ids = self._settings.eos_ids
+        steps = [decode_step(r, eos_ids) for r in self._seats.ranked() if self._may_decode(r)]
+        budget = self._prompt_tokens(len(steps))
+        prompts = [r for r in self._seats.active if r.state is DecodeState.PREFILLING_LOCALLY]
+        for request in self._turns.sorted(prompts, attrgetter("num_left")) if budget else ():
+            steps.append(prefill_step(request, budget, eos_ids))
+            budget -= len(steps[-1].tokens)
+            if not budget:
+                break
         return StepPlan(tuple(steps))
+
+    def _prompt_tokens(self, num_decodes: int) -> int:
+        """Of the next step. A colocated worker with nobody to keep waiting takes more than a chunk: matrices
+        are multiplied a third faster."""
+        if not self._settings.colocated:
+            return self.pace.budget(num_decodes)
+        return self.pace.max_tokens if num_decodes else _ALONE_TOKENS
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, elapsed_s: float, now: float) -> None:
         """Takes in what a step gave."""
@@ -192,7 +202,7 @@ class DecodeScheduler:
             request = self._live[step.request_id]
             num_decodes += request.state is DecodeState.RUNNING
             request.num_computed = step.start + len(step.tokens)
-            self._publish(request)
+            self._seats.publish(request)
             if token != NOT_SAMPLED:
                 if request.state is DecodeState.PREFILLING_LOCALLY:
                     request.costs.prefill_s += now - request.costs.started_at
@@ -205,9 +215,9 @@ class DecodeScheduler:
 
     def assert_empty(self) -> None:
         """Raises Internal unless nothing is left of any request."""
-        self._pools.check_integrity([])
+        self._seats.assert_empty()
         self._handoffs.assert_empty()
-        if self._live or self._waiting or self._active:
+        if self._live:
             raise Internal(f"left: {list(self._live)}")
 
     def check_integrity(self) -> None:
@@ -217,37 +227,36 @@ class DecodeScheduler:
     # Admission.
 
     def _admit(self, now: float) -> None:
-        for request in list(self._waiting):
-            bus_full = self._handoffs.num_unclaimed >= self._settings.max_unclaimed
-            if len(self._active) >= self._settings.max_batch:
-                return
-            if bus_full and len(request.tokens) > self._settings.threshold_tokens:
-                continue
-            local = admission.local_reason(request, self._pools, self._settings, self._surroundings)
-            need, limit = len(request.tokens) + 1, len(request.tokens) - 1
-            if not self._pools.can_open(request.hashes, limit, need):
-                return
-            self._waiting.remove(request)
-            request.holding = self._pools.open(request.hashes, limit)
-            request.holding.grow(need)
-            request.num_computed = request.holding.num_cached_tokens
+        self._situation.num_unclaimed = self._handoffs.num_unclaimed
+        self._situation.num_running = sum(r.state is DecodeState.RUNNING for r in self._seats.active)
+        room = max(0, self._settings.max_batch - self._seats.num_taken)
+        chosen = admission.admissible(self._seats, self._settings, self._situation)
+        for request, local in itertools.islice(chosen, room):
+            self._seats.take(request)
             self._start(request, local, now)
 
-    def _start(self, request: DecodeRequest, local: str, now: float) -> None:
+    def _start(self, request: DecodeRequest, local: PathReason | None, now: float) -> None:
         costs = request.costs
         costs.path = "local" if local else "disaggregated"
-        costs.path_reason = local or "long_prompt"
+        is_long = request.num_left > self._settings.threshold_tokens
+        costs.path_reason = local or (PathReason.LONG_PROMPT if is_long else PathReason.DECODE_BUSY)
         if not request.num_output and not costs.num_preempted:
             costs.num_cached_tokens = request.num_computed
         if not local:
             request.advance(DecodeEvent.ASK_PREFILL)
+            costs.posted_at = now
+            self._seats.await_kv(request)
             self._handoffs.post(request, now)
+            self._situation.num_unclaimed = self._handoffs.num_unclaimed
             return
-        if local in admission.FALLBACKS and local not in costs.fallbacks:
-            self._count_fallback(request, local)
+        self.counters[LOCAL + local] += 1
+        lack = admission.FALLBACKS.get(local)
+        if lack is not None and lack not in costs.fallbacks:
+            self.counters[lack] += 1
+            costs.fell_back(lack)
         costs.started_at = now
         request.advance(DecodeEvent.PREFILL_LOCALLY)
-        bisect.insort(self._active, request, key=lambda r: r.order)
+        self._seats.activate(request)
 
     # One step.
 
@@ -256,60 +265,27 @@ class DecodeScheduler:
         if request.state is not DecodeState.RUNNING or request.holding is None:
             return False
         need = len(request.tokens)
-        while request.holding.num_tokens < need:
-            if self._pools.can_grow(request.holding, need):
-                request.holding.grow(need)
-                return True
-            victim = self._active[-1]
-            if victim is request:
-                if len(self._active) > 1:
-                    self._preempt(request)
-                return False
+        if request.holding.num_tokens >= need:
+            return True
+        while not self._pools.can_grow(request.holding, need):
+            victim = self._seats.victim()
             self._preempt(victim)
+            if victim is request:
+                return False
+        request.holding.grow(need)
         return True
 
     def _preempt(self, request: DecodeRequest) -> None:
+        """It starts over from its tokens. Its KV stays as cached prefix while there is room."""
         request.costs.num_preempted += 1
         self.counters["preempted"] += 1
+        landing = self._handoffs.landing(request.request_id)
+        if landing is not None:
+            request.num_computed = max(request.num_computed, landing.num_contiguous)
+            self._seats.publish(request)
+        self._handoffs.void(request.request_id, "preempted")
         request.advance(DecodeEvent.PREEMPT)
-        self._wait_again(request)
-
-    def _wait_again(self, request: DecodeRequest) -> None:
-        if request in self._active:
-            self._active.remove(request)
-        if request.holding is not None:
-            request.holding.release()
-            request.holding = None
-        request.num_computed = 0
-        request.extend_hashes(self._pools.block_tokens)
-        bisect.insort(self._waiting, request, key=lambda r: r.order)
-
-    def _decode_step(self, request: DecodeRequest) -> SequenceStep:
-        assert request.holding is not None
-        start = len(request.tokens) - 1
-        banned = request.banned(self._settings.eos_ids)
-        return SequenceStep(
-            request.request_id, request.tokens[-1:], start, request.holding.tables, request.params, banned
-        )
-
-    def _prefill_step(self, request: DecodeRequest, budget: int) -> SequenceStep:
-        assert request.holding is not None
-        start = request.num_computed
-        tokens = request.tokens[start : start + budget]
-        last = start + len(tokens) == len(request.tokens)
-        return SequenceStep(
-            request.request_id,
-            tokens,
-            start,
-            request.holding.tables,
-            request.params if last else None,
-            request.banned(self._settings.eos_ids) if last else (),
-        )
-
-    def _publish(self, request: DecodeRequest) -> None:
-        if request.holding is not None:
-            request.extend_hashes(self._pools.block_tokens)
-            request.holding.publish_upto(request.num_computed, request.hashes)
+        self._seats.wait(request)
 
     def _take_token(self, request: DecodeRequest, token: int, now: float) -> None:
         request.tokens.append(token)
@@ -332,14 +308,16 @@ class DecodeScheduler:
             return
         self._handoffs.finish(request_id)
         costs = request.costs
-        costs.prefill_s = landing.manifest.prefill_s
-        costs.handoff_s = landing.handoff_s
-        costs.exposed_s = now - landing.manifest_at
-        costs.num_chunks, costs.kv_bytes = len(landing.landed), landing.kv_bytes
-        costs.num_cached_tokens = max(costs.num_cached_tokens, landing.manifest.num_cached_tokens)
+        costs.landed(landing, now)
+        self.counters[DISAGGREGATED] += 1
+        self.counters[KV_BYTES] += landing.kv_bytes
+        self.counters.update(landing.manifest.fallbacks)
+        self.counters.update(landing.fallbacks)
+        num_tokens = len(request.tokens) - landing.num_held
+        self._situation.forecast.learn(costs.started_at - costs.posted_at, now - costs.started_at, num_tokens)
         request.num_computed = len(request.tokens)
-        self._publish(request)
-        bisect.insort(self._active, request, key=lambda r: r.order)
+        self._seats.publish(request)
+        self._seats.activate(request)
         self._take_token(request, landing.manifest.first_token, now)
 
     def _settle(self, lost: Lost | None) -> None:
@@ -347,19 +325,12 @@ class DecodeScheduler:
         request = self._live.get(lost.request_id) if lost else None
         if request is None or lost is None:
             return
-        request.costs.num_losses += 1 if lost.reason in _WORTH_ANOTHER else 2
-        self._count_fallback(request, lost.reason)
+        self.counters[lost.reason] += 1
+        request.costs.lost(lost.reason)
         request.num_computed = max(request.num_computed, lost.num_landed)
-        self._publish(request)
+        self._seats.publish(request)
         request.advance(DecodeEvent.ATTEMPT_LOST)
-        self._wait_again(request)
-
-    def _count_fallback(self, request: DecodeRequest, reason: str) -> None:
-        self.counters[reason] += 1
-        request.costs.fallbacks[reason] = request.costs.fallbacks.get(reason, 0) + 1
-
-    def _failure(self, request: DecodeRequest, failure: FailureInfo, now: float) -> FinishInfo:
-        return FinishInfo("error", request.trail(now), failure=failure)
+        self._seats.wait(request)
 
     def _end(
         self, request: DecodeRequest, event: DecodeEvent, finish: FinishInfo, tokens: Iterable[int] = ()
@@ -368,13 +339,7 @@ class DecodeScheduler:
         request.advance(event)
         self._handoffs.void(request.request_id, "cancelled")
         del self._live[request.request_id]
-        if request in self._waiting:
-            self._waiting.remove(request)
-        if request in self._active:
-            self._active.remove(request)
-        if request.holding is not None:
-            request.holding.release()
-            request.holding = None
+        self._seats.leave(request)
         self._effects.tokens.append(
             TokensOut(request.request_id, request.num_output - len(last), last, finish)
         )

@@ -4,12 +4,17 @@
 
 A session has its requests until it ends; `deliveries` says what becomes of them then. It is ended when its
 router goes silent, and when its outgoing queue grows past a bound (the router has stopped reading).
+
+**Nothing counts twice.** A router counts its sessions and, on each, its messages; we count ours. A session
+that is not newer than the newest of its router is refused. A message that came before is passed over; one
+that comes where another is missing ends the session, for what is missing may be a request that would wait.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from diptych.domain.errors import InvalidField, LayoutMismatch, Stale
@@ -19,6 +24,8 @@ from diptych.v1 import decode_pb2
 
 MAX_QUEUED = 4096
 """Messages that a router may lag behind: a message is a step of the engine."""
+MAX_ROUTERS = 1024
+"""Starts of routers whose newest session is remembered."""
 
 
 class RouterSession:
@@ -27,6 +34,9 @@ class RouterSession:
     def __init__(self, router_id: str, router_epoch: int) -> None:
         self.router = (router_id, router_epoch)
         """This very start of it."""
+        self.num_received = 1
+        """Messages of the router's, the hello among them."""
+        self._num_sent = 0
         self.requests: set[RequestId] = set()
         """Those that have not ended."""
         self._queue: asyncio.Queue[decode_pb2.SessionResponse | None] = asyncio.Queue()
@@ -46,13 +56,33 @@ class RouterSession:
     def close(self) -> None:
         self._queue.put_nowait(None)
 
-    async def next(self, idle_s: float) -> decode_pb2.SessionResponse | None:
-        """The next message, an empty one after `idle_s` seconds without; None at the end."""
-        try:
-            async with asyncio.timeout(idle_s):
-                return await self._queue.get()
-        except TimeoutError:
-            return decode_pb2.SessionResponse()
+    async def next(
+        self, idle_s: float, is_lively: Callable[[], bool] = lambda: True
+    ) -> decode_pb2.SessionResponse | None:
+        """The next message, an empty one after `idle_s` seconds without if `is_lively`; None at the end."""
+        while True:
+            try:
+                async with asyncio.timeout(idle_s):
+                    response = await self._queue.get()
+                return None if response is None else self.numbered(response)
+            except TimeoutError:
+                if is_lively():
+                    return self.numbered(decode_pb2.SessionResponse())
+
+    def numbered(self, response: decode_pb2.SessionResponse) -> decode_pb2.SessionResponse:
+        """The same, with the number under which it is sent now."""
+        self._num_sent += 1
+        response.sequence = self._num_sent
+        return response
+
+    def is_next(self, sequence: int) -> bool:
+        """Takes a message of the router's: False where it came before. Raises Stale where one is missing."""
+        if sequence > self.num_received + 1:
+            raise Stale(f"message {sequence} of the session came where {self.num_received + 1} was next")
+        if sequence <= self.num_received:
+            return False
+        self.num_received = sequence
+        return True
 
     def assemble(self, submit: decode_pb2.Submit) -> Assembly | None:
         """A new request; the assembly when all its tokens are here already."""
@@ -87,6 +117,23 @@ class RouterSession:
         return assembly
 
 
+class SessionNumbers:
+    """The newest session of each start of a router that we know."""
+
+    def __init__(self) -> None:
+        self._newest: OrderedDict[tuple[str, int], int] = OrderedDict()
+
+    def take(self, router: tuple[str, int], number: int) -> None:
+        """Raises Stale for a session that is not newer than the newest."""
+        newest = self._newest.get(router, 0)
+        if number <= newest:
+            raise Stale(f"session {number} of router {router[0]} is over: {newest} came since")
+        self._newest[router] = number
+        self._newest.move_to_end(router)
+        while len(self._newest) > MAX_ROUTERS:
+            self._newest.popitem(last=False)
+
+
 @dataclass(slots=True)
 class Assembly:
     """A submission whose prompt comes in pieces."""
@@ -99,7 +146,7 @@ def check_hello(
     message: decode_pb2.SessionRequest, worker_id: WorkerId, epoch: Epoch
 ) -> decode_pb2.SessionHello:
     """The first message of a session. Raises LayoutMismatch, Stale or InvalidField."""
-    if message.WhichOneof("body") != "hello":
+    if message.WhichOneof("body") != "hello" or message.sequence != 1:
         raise InvalidField("hello", "must be the first message of a session")
     hello = message.hello
     if hello.wire_version != WIRE_VERSION:

@@ -18,6 +18,7 @@ from diptych.domain.ids import Attempt, Cell, Epoch, RequestId, Tenant, WorkerId
 from diptych.domain.records import Link, RequestRecord, Role, WorkerRecord
 from diptych.engine.process import Batch, EngineProcess
 from diptych.rpc.dial import Dialer
+from diptych.rpc.failpoint import failpoint
 from diptych.rpc.params import params_from_proto
 from diptych.store.bus import PrefillBus
 from diptych.store.connect import Connection
@@ -25,6 +26,7 @@ from diptych.store.membership import Membership
 from diptych.store.requests import RequestProjection
 from diptych.text.tokenizer import Tokenizer
 from diptych.v1 import common_pb2, decode_pb2
+from diptych.worker.looks import Looks
 from diptych.worker.service import checked_ready
 from services.decode.attempts import AttemptStreams, Source
 from services.decode.config import DecodeServiceSettings
@@ -37,15 +39,21 @@ from services.decode.messages import (
     Cancel,
     DecodeInbox,
     DecodeOutbox,
+    JobLost,
     Submit,
     Surroundings,
     TokensOut,
 )
 from services.decode.outputs import Output
-from services.decode.sessions import Assembly, RouterSession
+from services.decode.sessions import Assembly, RouterSession, SessionNumbers
 
 LOOK_S = 0.1
+RECORD_TTLS = 4
+"""What the store says of a request outlives its worker's registration by so much."""
 BEGIN_TIMEOUT_S = 10.0
+LIVELY_S = 60.0
+"""An engine that says nothing for so long hangs. Its longest steps, and the compiling before the first, are
+shorter."""
 
 
 class DecodeWorker:
@@ -64,15 +72,17 @@ class DecodeWorker:
         self.ready: EngineReady = EngineReady()
         self.load = EngineLoad(0, 0, 0, 0, 0, 0, 0, 0)
         self.heard_at = 0.0
+        self.looks = Looks(lambda look: self.inbox.looks.append(look))
         self.streams = AttemptStreams()
-        self.link_watch = LinkWatch(settings.link_bound, self._prefill_workers, lambda: self.ready.channel)
+        self.link_watch = LinkWatch(settings.link_bound, self._prefill_workers, lambda: self.ready.channels)
         self._settings = settings
         self._engine = engine
         self._tokenizer = tokenizer
         self._batch: Batch[DecodeInbox] = Batch(engine, DecodeInbox)
         self.deliveries = Deliveries(settings.detach_grace_s, self.cancel, time.monotonic)
         self._sessions: set[RouterSession] = set()
-        self._begins: dict[int, asyncio.Future[BeginAnswer]] = {}
+        self._numbers = SessionNumbers()
+        self._begins: dict[int, tuple[RequestId, asyncio.Future[BeginAnswer]]] = {}
         self._tickets = count(1)
         self._draining = False
         self._idle = asyncio.Event()
@@ -88,6 +98,11 @@ class DecodeWorker:
     def num_live(self) -> int:
         return self.deliveries.num_running
 
+    @property
+    def is_lively(self) -> bool:
+        """Whether the engine process may be expected to go on: a stopped one must look stopped."""
+        return not self._engine.is_stopped and time.monotonic() - self.heard_at < LIVELY_S
+
     async def start(self) -> None:
         """Starts the engine and waits until it is ready. Raises the error that kept it from starting."""
         await self._engine.start()
@@ -101,8 +116,12 @@ class DecodeWorker:
         shard, cell = self._settings.shard, Cell(self._settings.cell)
         self._membership = membership
         self._board = JobBoard(
-            PrefillBus(redis, shard, cell), RequestProjection(redis, shard), self.worker_id, self.epoch,
+            PrefillBus(redis, shard, cell),
+            RequestProjection(redis, shard, running_ttl_s=RECORD_TTLS * self._settings.ttl_s),
+            self.worker_id,
+            self.epoch,
             lambda request_id: self.inbox.unposted.append(request_id),
+            lambda request_id, reason: self.inbox.lost_jobs.append(JobLost(request_id, reason)),
         )  # fmt: skip
 
     async def run(self) -> None:
@@ -136,8 +155,10 @@ class DecodeWorker:
         peer = self._membership.peer(worker_id, epoch) if self._membership else None
         return frozenset((c.kind, c.address) for c in peer.channels) if peer else frozenset()
 
-    def open_session(self, router_id: str, router_epoch: int) -> RouterSession:
+    def open_session(self, router_id: str, router_epoch: int, number: int) -> RouterSession:
+        """Raises Stale for a session that its router has ended before."""
         session = RouterSession(router_id, router_epoch)
+        self._numbers.take(session.router, number)
         for before in [other for other in self._sessions if other.router == session.router]:
             before.close()
             self.close_session(before)
@@ -184,7 +205,8 @@ class DecodeWorker:
         """Asks the engine about a prefill worker's `Begin`. Raises its refusal."""
         ticket = next(self._tickets)
         answer: asyncio.Future[BeginAnswer] = asyncio.get_running_loop().create_future()
-        self._begins[ticket] = answer
+        peer = WorkerId(request.prefill_worker), Epoch(request.prefill_epoch)
+        self._begins[ticket] = RequestId(request.request_id), answer
         try:
             self.inbox.begins.append(
                 BeginAsked(
@@ -192,7 +214,9 @@ class DecodeWorker:
                     RequestId(request.request_id),
                     WorkerId(request.prefill_worker),
                     request.fingerprint,
-                    self.link_watch.refuses((WorkerId(request.prefill_worker), Epoch(request.prefill_epoch))),
+                    self.link_watch.refuses(peer),
+                    request.num_attempts,
+                    self.link_watch.refused_kinds(peer),
                 )
             )
             async with asyncio.timeout(BEGIN_TIMEOUT_S):
@@ -212,6 +236,9 @@ class DecodeWorker:
         told = None
         while self._membership is not None:
             self.deliveries.expire()
+            if self._board is not None:
+                self._board.look({request_id for request_id, _ in self._begins.values()})
+                self._board.renew()
             usable, known = self.num_prefill_workers, len(self._prefill_workers())
             now = Surroundings(usable, self._membership.available, known - usable)
             if now != told:
@@ -239,6 +266,7 @@ class DecodeWorker:
         return [peer for peer in peers if peer.cell == cell and peer.fingerprint == fingerprint]
 
     def _submit(self, session: RouterSession, whole: Assembly) -> None:
+        failpoint("decode.submitted")
         submit = whole.submit
         request_id = RequestId(submit.request_id)
         if self._draining:
@@ -275,14 +303,20 @@ class DecodeWorker:
     def _spread(self, outbox: DecodeOutbox) -> None:
         if outbox.load is not None:
             self.load = outbox.load
+            self.looks.answered(self.load.look)
         for measured in outbox.probed:
             self.link_watch.measured(measured)
+        if outbox.tokens:
+            failpoint("decode.tokens")
         self._spread_tokens(outbox.tokens)
         for begun in outbox.begins:
             waiting = self._begins.get(begun.ticket)
-            if waiting is not None and not waiting.done():
-                waiting.set_result(begun)
+            if waiting is not None and not waiting[1].done():
+                if begun.refusal is None:
+                    self.streams.begun((waiting[0], begun.attempt))
+                waiting[1].set_result(begun)
         for done in outbox.chunks_done:
+            failpoint("decode.landed")
             self.streams.chunk_done(done)
         for ended in outbox.ended:
             self.streams.attempt_ended(ended)
@@ -307,6 +341,7 @@ class DecodeWorker:
             if delta is not None and delivery.session is not None:
                 by_session[delivery.session].append(delta)
             if out.finish is not None:
+                failpoint("decode.last_word")
                 self._end_projection(out)
                 come_back.extend(self.deliveries.ended(delivery))
             elif output.stopped and not was_stopped:

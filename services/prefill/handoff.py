@@ -22,7 +22,7 @@ from diptych.domain.errors import DiptychError
 from diptych.domain.ids import Attempt, Epoch, RequestId, WorkerId
 from diptych.domain.layout import WIRE_VERSION
 from diptych.domain.records import PrefillJob
-from diptych.rpc.kv_codec import piece_to_proto
+from diptych.rpc.kv_codec import piece_to_proto, region_to_proto
 from diptych.rpc.status import domain_errors
 from diptych.v1 import common_pb2, decode_pb2
 from services.prefill.messages import AttemptKey, ChunkAnnounced, ManifestReady
@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # the name is in the stubs only
 
 BEGIN_TIMEOUT_S = 2.0
 """Shorter than a claimed job may lie before it goes to another worker."""
-HEARTBEAT_S = 0.5
+HEARTBEAT_S = 0.25
 FAREWELL_S = 1.0
 
 
@@ -54,6 +54,7 @@ async def ask_begin(stub: DecodeAsyncStub, job: PrefillJob, us: Identity) -> dec
         prefill_worker=us.worker_id,
         prefill_epoch=us.epoch,
         fingerprint=us.fingerprint,
+        num_attempts=job.num_attempts,
     )
     with domain_errors():
         return await stub.Begin(request, timeout=BEGIN_TIMEOUT_S)
@@ -94,6 +95,7 @@ class HandoffStream:
                     piece=piece_to_proto(chunk.piece),
                     digest=chunk.digest,
                     codec="none",
+                    others=map(region_to_proto, chunk.others),
                 )
             )
         )
@@ -108,6 +110,11 @@ class HandoffStream:
                     first_token=manifest.first_token,
                     prefill_s=manifest.prefill_s,
                     num_cached_tokens=manifest.num_cached_tokens,
+                    num_borrowed_tokens=manifest.num_borrowed_tokens,
+                    fallbacks=[
+                        common_pb2.Fallback(reason=reason, count=count)
+                        for reason, count in manifest.fallbacks.items()
+                    ],
                 )
             )
         )
@@ -179,4 +186,4 @@ class HandoffStream:
 
 def key_of(job: PrefillJob, begun: decode_pb2.BeginResponse) -> AttemptKey:
     """The name of the attempt that `begun` minted."""
-    return AttemptKey(RequestId(job.request_id), Attempt(begun.attempt))
+    return AttemptKey(RequestId(job.request_id), Attempt(begun.attempt), job.decode_epoch)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 from diptych.domain.hashing import block_hashes
 from diptych.domain.holding import Holding
 from diptych.domain.ids import CHUNK_TOKENS, BlockHash
 from diptych.domain.lifecycle import PrefillEvent, PrefillState, advance_prefill
+from diptych.domain.order import place
 from services.prefill.messages import Begun, BorrowedChunk
 
 
@@ -15,39 +16,18 @@ class PrefillJob:
     """A live attempt. `holding` owns its blocks from its start until its last chunk is packed."""
 
     __slots__ = (
-        "arrival",
-        "banned",
-        "borrowed",
-        "computed_at",
-        "first_token",
-        "hashes",
-        "holding",
-        "key",
-        "lent",
-        "num_announced",
-        "num_borrowed",
-        "num_cached",
-        "num_computed",
-        "num_held",
-        "num_packed",
-        "params",
-        "priority",
-        "reading",
-        "root",
-        "started_at",
-        "state",
-        "tokens",
+        "banned", "borrowed", "computed_at", "fallbacks", "first_token", "hashes", "holding", "key", "lent",
+        "num_announced", "num_borrowed", "num_cached", "num_computed", "num_held", "num_packed", "params",
+        "place", "reading", "started_at", "state", "tokens",
     )  # fmt: skip
 
-    def __init__(self, message: Begun, arrival: int, block_tokens: int) -> None:
+    def __init__(self, message: Begun, arrival: int, now: float, block_tokens: int) -> None:
         self.key = message.key
         self.tokens = list(message.tokens)
         self.params = message.params
         self.banned = tuple(message.banned)
         self.num_held = message.num_held
-        self.priority = message.priority
-        self.arrival = arrival
-        self.root = message.cache_root
+        self.place = place(message.priority, now, arrival)
         self.hashes: list[BlockHash] = block_hashes(message.cache_root, self.tokens, block_tokens)
         self.borrowed: deque[BorrowedChunk] = deque(message.borrowed)
         self.lent = bool(message.borrowed)
@@ -55,6 +35,7 @@ class PrefillJob:
         self.reading = False
         """Whether a borrowed chunk is being read."""
         self.num_borrowed = 0
+        self.fallbacks: Counter[str] = Counter([message.fallback] if message.fallback else [])
         self.state = PrefillState.QUEUED
         self.holding: Holding | None = None
         self.num_computed = 0
@@ -67,8 +48,9 @@ class PrefillJob:
         self.computed_at = 0.0
 
     @property
-    def order(self) -> tuple[int, int]:
-        return (self.priority, self.arrival)
+    def num_left(self) -> int:
+        """Prompt tokens without KV."""
+        return len(self.tokens) - self.num_computed
 
     @property
     def borrowing(self) -> bool:

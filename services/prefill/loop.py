@@ -24,14 +24,17 @@ from diptych.engine.mailbox import Mailbox, Post
 from diptych.engine.memory import allocate
 from diptych.engine.open import open_runner
 from diptych.engine.settings import EngineSettings
-from diptych.worker.channel import ChannelSettings, open_kv_channel
+from diptych.transfer.several import ChannelSet
+from diptych.worker.channel import ChannelSettings, endpoint, open_kv_channels
 from diptych.worker.integrity import IdleCheck
+from services.prefill.admission import PrefillSettings
+from services.prefill.effects import Borrow
 from services.prefill.held import held_by
 from services.prefill.messages import AttemptKey, ChunkAnnounced, PrefillInbox, PrefillOutbox
-from services.prefill.scheduler import Borrow, PrefillScheduler, PrefillSettings
+from services.prefill.scheduler import PrefillScheduler
 from services.prefill.sources import SourceKey, Sources
 
-BORROW_TIMEOUT_S = 5.0
+BORROW_TIMEOUT_S = 2.0
 PROBE_BYTES = 1 << 20
 """Zeros that decode workers read to measure the way here: about as much as a chunk of a small model."""
 
@@ -55,13 +58,13 @@ class PrefillLoop:
         self,
         mailbox: Post[PrefillInbox],
         runner: Runner,
-        channel: KvChannel,
+        channel: KvChannel | ChannelSet,
         settings: LoopSettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._mailbox = mailbox
         self._runner = runner
-        self._channel = channel
+        self._channels = ChannelSet.of(channel)
         self._clock = clock
         slot_bytes = runner.layout.chunk_bytes()
         sending: SlotRing[SourceKey] = SlotRing(settings.num_send_slots, slot_bytes)
@@ -69,8 +72,9 @@ class PrefillLoop:
         self._rings = (sending, landing)
         self._send_arena = allocate(sending.num_bytes)
         self._landing_arena = allocate(landing.num_bytes)
-        self._region = self._channel.register(self._send_arena)
-        self._probe_region = self._channel.register(allocate(PROBE_BYTES))
+        self._channels.prepare(self._landing_arena)
+        self._regions = self._channels.register(self._send_arena)
+        self._probe_regions = self._channels.register(allocate(PROBE_BYTES))
         self._pools = KvPools([BlockPool(n, runner.block_tokens) for n in runner.num_blocks])
         self._sources = Sources(sending, settings.lease_s)
         self._scheduler = PrefillScheduler(
@@ -87,7 +91,11 @@ class PrefillLoop:
         self._announced: list[ChunkAnnounced] = []
         self._num_tokens = 0
         self._told_at = 0.0
+        self._look = 0
+        self._asked = False
         self._runnable = False
+        self._gave_up = False
+        """The last step, for the sake of a part of it."""
 
     def turn(self) -> None:
         timeout_s = idle_timeout(self._runnable or bool(self._unread), IDLE_S)
@@ -101,6 +109,7 @@ class PrefillLoop:
             self._start_borrow(borrow)
         self._runnable = bool(plan.steps)
         if plan.steps:
+            self._report()  # a step takes long: what the messages brought does not wait for it
             self._run(plan)
         self._pack()
         self.idle_check.turn(not self._scheduler.num_jobs and not self._borrows, self._clock())
@@ -127,46 +136,64 @@ class PrefillLoop:
         self._scheduler.assert_empty()
 
     def close(self) -> None:
-        self._channel.close()
+        self._channels.close()
 
     def announce(self) -> None:
         """Says that the engine can take jobs."""
         ready = EngineReady(
-            self._runner.layout.model, self._runner.layout.fingerprint, self._channel.kind,
-            self._region.address, self._runner.max_context, self._runner.vocab_size, self._pools.total_tokens,
-            self._probe_region.key, self._probe_region.num_bytes,
+            self._runner.layout.model, self._runner.layout.fingerprint, list(self._channels.kinds),
+            [endpoint(region) for region in self._probe_regions], self._runner.max_context,
+            self._runner.vocab_size, self._pools.total_tokens,
         )  # fmt: skip
         self._mailbox.send(PrefillOutbox(ready=ready, load=self._load()))
 
     def _accept(self, inbox: PrefillInbox) -> None:
         for begun in inbox.begins:
-            self._scheduler.begin(begun)
+            self._scheduler.begin(begun, self._clock())
         for released in inbox.released:
             self._scheduler.released(released)
         for stopped in inbox.stops:
             self._scheduler.stop(stopped)
         if inbox.drop_cache:
             self._pools.drop_cache()
+        if inbox.looks:
+            self._look, self._asked = max(inbox.looks), True
 
     def _run(self, plan: StepPlan) -> None:
         running = {step.request_id for step in plan.steps}
-        outcome = self._runner.run(plan, lambda: self._all_stopped(running))
+        outcome = self._runner.run(plan, lambda: self._between_layers(running))
         self._scheduler.commit(plan, outcome, self._clock())
         if not outcome.aborted:
             self._num_tokens += plan.num_tokens
+            self._gave_up = False
 
-    def _all_stopped(self, running: set[RequestId]) -> bool:
-        """Polled between layers: whether everything that runs in this step has been stopped meanwhile."""
-        self._unread += self._mailbox.receive(0.0)
-        stopped = {stop.key.request_id for inbox in self._unread for stop in inbox.stops}
-        return running <= stopped
+    def _between_layers(self, running: set[RequestId]) -> bool:
+        """Takes in what need not wait for the step's end. Returns whether to give the step up."""
+        fresh = self._mailbox.receive(0.0)
+        for inbox in fresh:
+            for stopped in inbox.stops:
+                if stopped.key.request_id not in running:
+                    self._scheduler.stop(stopped)  # once more with its inbox, and then nothing
+        self._unread += fresh
+        looks = [look for inbox in fresh for look in inbox.looks]
+        if looks:
+            self._look = max(looks)
+            self._mailbox.send(PrefillOutbox(load=self._load()))
+        stops = {stopped.key.request_id for inbox in self._unread for stopped in inbox.stops}
+        if running <= stops:
+            return True
+        # The blocks of one that was stopped are free once the step is given up; what the others had of it is
+        # computed anew. Not twice in a row: whoever stays must get on.
+        give_up = not running.isdisjoint(stops) and not self._gave_up
+        self._gave_up = self._gave_up or give_up
+        return give_up
 
     def _pack(self) -> None:
         while (pack := self._scheduler.next_pack(self._clock())) is not None:
             num_bytes = self._runner.layout.chunk_bytes(pack.num_tokens)
             span = self._send_arena.slice(pack.slot.offset, num_bytes)
             digest = self._runner.pack(pack.tables, pack.start, pack.num_tokens, span)
-            piece = RemotePiece(self._region, pack.slot.offset, num_bytes)
+            piece = RemotePiece(self._regions[0], pack.slot.offset, num_bytes)
             self._announced.append(
                 ChunkAnnounced(
                     pack.key,
@@ -177,6 +204,7 @@ class PrefillLoop:
                     digest,
                     pack.chunk_hash,
                     pack.parent_hash,
+                    self._regions[1:],
                 )
             )
             self._scheduler.packed(pack)
@@ -184,7 +212,7 @@ class PrefillLoop:
     def _start_borrow(self, borrow: Borrow) -> None:
         span = self._landing_span(borrow)
         try:
-            read = self._channel.read(borrow.chunk.piece, span, BORROW_TIMEOUT_S, self._mailbox.wake)
+            read = self._channels.read(borrow.chunk.piece, span, BORROW_TIMEOUT_S, self._mailbox.wake)
         except (PeerError, ValueError) as error:
             self._scheduler.borrow_read(borrow, TransferFailed(str(error)))
             return
@@ -209,7 +237,8 @@ class PrefillLoop:
     def _report(self) -> None:
         effects = self._scheduler.take_effects()
         now = self._clock()
-        load = self._load() if now - self._told_at >= IDLE_S / 2 else None
+        load = self._load() if self._asked or now - self._told_at >= IDLE_S / 2 else None
+        self._asked = False
         chunks, self._announced = self._announced, []
         if load or chunks or effects.manifests or effects.over or effects.borrowing_over:
             self._mailbox.send(
@@ -224,7 +253,7 @@ class PrefillLoop:
         load = EngineLoad(
             self._scheduler.num_jobs - queued, queued, audit.free, audit.cached, audit.owned, audit.total,
             slots.taken, slots.total, self._num_tokens, counters=dict(self._scheduler.counters),
-            held=held, num_held=num_held,
+            held=held, num_held=num_held, look=self._look,
         )  # fmt: skip
         return self.idle_check.told(load)
 
@@ -234,7 +263,7 @@ class PrefillLoop:
 
 def _open(settings: LoopSettings, mailbox: Mailbox[PrefillInbox]) -> PrefillLoop:
     runner = open_runner(settings.engine)
-    channel = open_kv_channel(settings.kv)
+    channel = open_kv_channels(settings.kv)
     loop = PrefillLoop(mailbox, runner, channel, settings)
     loop.announce()
     return loop

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from diptych.domain.engine_report import EngineLoad, EngineReady, FailureInfo
-from diptych.domain.ids import Attempt, BlockHash, RequestId
-from diptych.domain.ports import RemotePiece
+from diptych.domain.ids import Attempt, BlockHash, Epoch, RequestId
+from diptych.domain.ports import Region, RemotePiece
 from diptych.domain.sampling import SamplingParams
+
+NO_EPOCH = Epoch(0)
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptKey:
-    """Names one prefill of one request. Nothing of an earlier attempt is ever mistaken for it."""
+    """Names one prefill of one request. Nothing of an earlier attempt is ever mistaken for it: each start of
+    a decode worker counts its own attempts, and a request that moves keeps its id."""
 
     request_id: RequestId
     attempt: Attempt
+    decode_epoch: Epoch = NO_EPOCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,8 @@ class Begun:
     cache_root: BlockHash
     priority: int
     borrowed: list[BorrowedChunk] = field(default_factory=list)
+    fallback: str = ""
+    """Why not more of it was borrowed, where more was said to be there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,8 @@ class PrefillInbox:
     stops: list[Stopped] = field(default_factory=list)
     drop_cache: list[bool] = field(default_factory=list)
     """Not empty: forget cached prefixes."""
+    looks: list[int] = field(default_factory=list)
+    """Questions of how the engine is now; the next load answers the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +91,15 @@ class ChunkAnnounced:
     chunk_hash: bytes = b""
     parent_hash: bytes = b""
     """Of the chunk before it; empty for the first."""
+    others: list[Region] = field(default_factory=list)
+    """The same memory over our other channels."""
+
+    def piece_over(self, kinds: Collection[str]) -> RemotePiece | None:
+        """The piece for a reader that speaks `kinds`; None when it speaks none of ours."""
+        for region in (self.piece.region, *self.others):
+            if region.kind in kinds:
+                return RemotePiece(region, self.piece.offset, self.piece.num_bytes)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +113,8 @@ class ManifestReady:
     first_token: int
     prefill_s: float
     num_cached_tokens: int
+    num_borrowed_tokens: int = 0
+    fallbacks: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,9 @@
 
 A job takes the blocks of its whole prompt when it starts and gives them back when its last chunk is packed;
 the chunks then live in the send ring until read. Only computing waits for blocks, only packing waits for
-ring room, and nobody waits for blocks while holding a slot that its own reader can't free.
+ring room, and nobody waits for blocks while holding a slot that its own reader can't free. Jobs start by
+their places, and take their prompt tokens by turns (`order`), so that a short prompt is not behind all of a
+long one.
 """
 
 from __future__ import annotations
@@ -14,69 +16,32 @@ import bisect
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from operator import attrgetter
 
 from diptych.domain.engine_report import FailureInfo
 from diptych.domain.errors import Internal, PeerError
+from diptych.domain.fallbacks import Fallback
 from diptych.domain.holding import KvPools
 from diptych.domain.ids import BLOCK_TOKENS, CHUNK_TOKENS, RequestId
 from diptych.domain.lifecycle import PrefillEvent, PrefillState
+from diptych.domain.order import PromptTurns
 from diptych.domain.plan import NOT_SAMPLED, BlockTables, SequenceStep, StepOutcome, StepPlan
-from diptych.domain.slots import Slot, SlotRing
+from diptych.domain.slots import SlotRing
+from services.prefill import admission
+from services.prefill.admission import PrefillSettings
+from services.prefill.effects import Borrow, Effects, Pack
 from services.prefill.job import PrefillJob
 from services.prefill.messages import (
     AttemptKey,
     AttemptOver,
     Begun,
-    BorrowedChunk,
     BorrowingOver,
     ManifestReady,
     Released,
     Stopped,
 )
-from services.prefill.sources import CACHE, DECODE, SourceKey, Sources
-
-
-@dataclass(frozen=True, slots=True)
-class Pack:
-    """Pack these positions into the slot, then say `packed` with the digest."""
-
-    key: AttemptKey
-    index: int
-    start: int
-    num_tokens: int
-    tables: BlockTables
-    slot: Slot[SourceKey]
-    chunk_hash: bytes
-    parent_hash: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Borrow:
-    """Read this chunk into the slot, then say `borrow_read`."""
-
-    key: AttemptKey
-    chunk: BorrowedChunk
-    slot: Slot[AttemptKey]
-
-
-@dataclass(slots=True)
-class PrefillEffects:
-    """Collected by the brain between two turns, sent by the loop."""
-
-    manifests: list[ManifestReady] = field(default_factory=list)
-    over: list[AttemptOver] = field(default_factory=list)
-    borrowing_over: list[BorrowingOver] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillSettings:
-    """`offer_chunks`: whether whole chunks stay readable for the cache service too."""
-
-    fingerprint: str
-    max_context: int
-    step_tokens: int = CHUNK_TOKENS
-    offer_chunks: bool = True
+from services.prefill.sources import CACHE, DECODE, Sources
+from services.prefill.steps import prefill_step
 
 
 class PrefillScheduler:
@@ -91,10 +56,11 @@ class PrefillScheduler:
         self._settings = settings
         self._jobs: dict[AttemptKey, PrefillJob] = {}
         self._queue: list[PrefillJob] = []
-        """Jobs with prompt tokens left to run, in order."""
+        """Jobs with prompt tokens left to run, by their places."""
         self._by_request: dict[RequestId, AttemptKey] = {}
-        self._effects = PrefillEffects()
+        self._effects = Effects()
         self._arrivals = 0
+        self._turns = PromptTurns()
         self.counters: Counter[str] = Counter()
 
     @property
@@ -110,14 +76,14 @@ class PrefillScheduler:
     def num_queued(self) -> int:
         return sum(job.state is PrefillState.QUEUED for job in self._queue)
 
-    def take_effects(self) -> PrefillEffects:
+    def take_effects(self) -> Effects:
         """What is to be said since the last call."""
-        effects, self._effects = self._effects, PrefillEffects()
+        effects, self._effects = self._effects, Effects()
         return effects
 
     # Events.
 
-    def begin(self, message: Begun) -> None:
+    def begin(self, message: Begun, now: float) -> None:
         """A new attempt. It voids an earlier one of the same request; one that can't ever fit fails at
         once."""
         earlier = self._by_request.get(message.key.request_id)
@@ -126,13 +92,13 @@ class PrefillScheduler:
         if earlier is not None:
             self.stop(Stopped(earlier))
         self._arrivals += 1
-        job = PrefillJob(message, self._arrivals, self._pools.block_tokens)
+        job = PrefillJob(message, self._arrivals, now, self._pools.block_tokens)
         self._jobs[job.key] = job
         self._by_request[job.key.request_id] = job.key
-        bisect.insort(self._queue, job, key=lambda j: j.order)
-        most = min(self._pools.total_tokens, self._settings.max_context)
-        if not 0 < len(job.tokens) <= most or not 0 <= job.num_held < len(job.tokens):
-            self._fail(job, "TooLarge", f"{len(job.tokens)} tokens, this prefill worker's pool holds {most}")
+        bisect.insort(self._queue, job, key=attrgetter("place"))
+        problem = admission.refusal(job, self._pools, self._settings)
+        if problem is not None:
+            self._fail(job, problem)
 
     def released(self, message: Released) -> None:
         """A reader has ended its read of a chunk."""
@@ -160,7 +126,8 @@ class PrefillScheduler:
         job.reading = False
         if error is None:
             return job.holding.tables
-        self.counters["borrow_failed"] += 1
+        self.counters[Fallback.BORROW_FAILED] += 1
+        job.fallbacks[Fallback.BORROW_FAILED] += 1
         job.borrowed.clear()
         self._settle_loan(job)
         return None
@@ -192,27 +159,21 @@ class PrefillScheduler:
         return None
 
     def plan(self, now: float) -> StepPlan:
-        """What runs in the next step: the oldest job first, up to a chunk's worth of tokens together."""
+        """What runs in the next step: up to a chunk's worth of tokens together."""
         for key in self._sources.expire(now):
             if key in self._jobs:
-                self._fail(self._jobs[key], "DeadlineExceeded", "a chunk was not read within its lease")
+                self._fail(
+                    self._jobs[key], FailureInfo("DeadlineExceeded", "a chunk was not read within its lease")
+                )
         self._admit(now)
         budget = self._settings.step_tokens
         steps: list[SequenceStep] = []
-        for job in self._queue:
-            if budget <= 0 or job.state is PrefillState.QUEUED:
+        ready = [job for job in self._queue if job.holding is not None and not job.borrowing]
+        for job in self._turns.sorted(ready, attrgetter("num_left")):
+            steps.append(prefill_step(job, budget))
+            budget -= len(steps[-1].tokens)
+            if not budget:
                 break
-            if job.borrowing or job.holding is None:
-                continue
-            tokens = job.next_compute(budget)
-            budget -= len(tokens)
-            last = job.num_computed + len(tokens) == len(job.tokens)
-            steps.append(
-                SequenceStep(
-                    job.key.request_id, tokens, job.num_computed, job.holding.tables,
-                    job.params if last else None, job.banned if last else (),
-                )
-            )  # fmt: skip
         return StepPlan(tuple(steps))
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> None:
@@ -259,7 +220,8 @@ class PrefillScheduler:
             self._effects.manifests.append(
                 ManifestReady(
                     job.key, job.num_packed, len(job.tokens), self._settings.fingerprint, job.first_token,
-                    job.computed_at - job.started_at, job.num_cached,
+                    job.computed_at - job.started_at, job.num_cached, job.num_borrowed * CHUNK_TOKENS,
+                    dict(job.fallbacks),
                 )
             )  # fmt: skip
             self._end_if_read(job)
@@ -308,9 +270,9 @@ class PrefillScheduler:
         if not self._sources.read_by(job.key, DECODE):
             self._end(job, PrefillEvent.ALL_RELEASED)
 
-    def _fail(self, job: PrefillJob, kind: str, message: str) -> None:
+    def _fail(self, job: PrefillJob, failure: FailureInfo) -> None:
         self.counters["attempt_failed"] += 1
-        self._end(job, PrefillEvent.FAIL, FailureInfo(kind, message))
+        self._end(job, PrefillEvent.FAIL, failure)
 
     def _end(self, job: PrefillJob, event: PrefillEvent, failure: FailureInfo | None = None) -> None:
         job.advance(event)

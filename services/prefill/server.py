@@ -24,6 +24,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
     async def Inspect(self, request: worker_pb2.InspectRequest, context: Context) -> worker_pb2.WorkerStatus:  # noqa: N802
         worker = self._worker
+        if request.fresh:
+            await worker.looks.take()
         status = status_message(
             worker.worker_id, worker_pb2.ROLE_PREFILL, worker.epoch, worker.ready, worker.load, os.getpid()
         )

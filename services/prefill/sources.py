@@ -41,7 +41,9 @@ class Sources:
         return self._ring
 
     def open(self, key: AttemptKey, index: int, readers: set[str], now: float) -> Slot[SourceKey] | None:
-        """A slot for a chunk, or None when all are taken."""
+        """A slot for a chunk, or None when all are taken. Raises Internal for a chunk that has one."""
+        if (key, index) in self._sources:
+            raise Internal(f"chunk {index} of {key} is open already")
         slot = self._ring.take((key, index), now, self._lease_s)
         if slot is not None:
             self._sources[(key, index)] = Source(slot, readers)

@@ -32,15 +32,15 @@ from diptych.store.directory import ChunkDirectory
 from diptych.store.membership import Membership
 from diptych.v1 import decode_pb2
 from diptych.v1.decode_pb2_grpc import DecodeStub
+from diptych.worker.looks import Looks
 from diptych.worker.service import checked_ready
 from services.prefill.config import PrefillServiceSettings
 from services.prefill.handoff import HandoffStream, Identity, ask_begin, key_of
 from services.prefill.held import attempt_name
-from services.prefill.lending import Lending
+from services.prefill.lending import Borrowings, Lending
 from services.prefill.messages import (
     AttemptKey,
     Begun,
-    BorrowedChunk,
     PrefillInbox,
     PrefillOutbox,
     Released,
@@ -55,7 +55,9 @@ log = logging.getLogger(__name__)
 
 CLAIM_BLOCK_MS = 500
 RETRY_S = 0.5
-LIVELY_S = 5.0
+LIVELY_S = 60.0
+"""An engine that says nothing for so long hangs. Its longest steps, and the compiling before the first, are
+shorter."""
 
 
 class PrefillWorker:
@@ -76,6 +78,7 @@ class PrefillWorker:
         self.ready = EngineReady()
         self.load = EngineLoad(0, 0, 0, 0, 0, 0, 0, 0)
         self.heard_at = 0.0
+        self.looks = Looks(lambda look: self.inbox.looks.append(look))
         self.counters: Counter[str] = Counter()
         self._settings = settings
         self._engine = engine
@@ -155,6 +158,9 @@ class PrefillWorker:
 
     async def _claim_jobs(self) -> None:
         while not self._leaving.is_set():
+            if not self._is_lively():  # others are
+                await asyncio.sleep(RETRY_S)
+                continue
             await self._room.acquire()
             claimed = None
             try:
@@ -222,7 +228,7 @@ class PrefillWorker:
         carrying = asyncio.create_task(stream.run(stub), name=f"hand-off {key.request_id}")
         self._streams[key] = stream
         try:
-            borrowed: list[BorrowedChunk] = []
+            borrowed = Borrowings()
             if self._settings.borrow_chunks:
                 borrowed = await self._lending.borrow(key, BlockHash(begun.cache_root), begun.tokens)
             if not carrying.done():
@@ -245,18 +251,20 @@ class PrefillWorker:
         key: AttemptKey,
         job: PrefillJob,
         begun: decode_pb2.BeginResponse,
-        borrowed: list[BorrowedChunk],
+        borrowed: Borrowings,
     ) -> None:
         self.inbox.begins.append(
             Begun(
                 key, list(begun.tokens), params_from_proto(begun.params, self.ready.vocab_size),
-                list(begun.banned), begun.num_held, BlockHash(begun.cache_root), job.priority, borrowed,
+                list(begun.banned), begun.num_held, BlockHash(begun.cache_root), job.priority,
+                borrowed.chunks, borrowed.fallback or "",
             )
         )  # fmt: skip
 
     def _spread(self, outbox: PrefillOutbox) -> None:
         if outbox.load is not None:
             self.load = outbox.load
+            self.looks.answered(self.load.look)
         for chunk in outbox.chunks:
             failpoint("prefill.chunk")
             stream = self._streams.get(chunk.key)
@@ -281,4 +289,4 @@ class PrefillWorker:
         self.inbox.released.append(release)
 
     def _is_lively(self) -> bool:
-        return time.monotonic() - self.heard_at < LIVELY_S
+        return not self._engine.is_stopped and time.monotonic() - self.heard_at < LIVELY_S

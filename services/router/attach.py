@@ -16,8 +16,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from diptych.domain.errors import DiptychError, Internal, PeerLost, Stale, named_error
+from diptych.domain.errors import Cancelled, DiptychError, Internal, PeerLost, Stale, named_error
 from diptych.domain.ids import RequestId, Tenant
+from diptych.rpc.failpoint import failpoint
 from diptych.rpc.params import params_from_proto
 from diptych.v1 import decode_pb2
 from services.router.decisions import WorkerRef
@@ -78,11 +79,13 @@ class Attachments:
         self._coming: dict[RequestId, _Coming] = {}
         self._changed = asyncio.Event()
 
-    async def attach(self, claims: Claims, next_index: int) -> LiveRequest:
-        """The request, live here from now on; its first piece begins at `next_index`.
+    async def attach(self, claims: Claims, next_index: int, turn: int = 0) -> LiveRequest:
+        """The request, live here from now on; its first piece begins at `next_index`. `turn`: the caller's
+        count.
 
-        Raises Stale where it is gone, InvalidField for an index that it has not come to, PeerLost where its
-        worker does not answer now, or moves elsewhere just now: it may later.
+        Raises Stale where it is gone, Cancelled where somebody ended it, InvalidField for an index that it
+        has not come to, PeerLost where its worker does not answer now, or moves elsewhere just now: it may
+        later.
         """
         request_id = claims.request_id
         ref = self._where(claims)
@@ -95,7 +98,9 @@ class Attachments:
         coming = _Coming(ref, next_index, asyncio.get_running_loop().create_future())
         self._coming[request_id] = coming
         session.attach(
-            decode_pb2.SessionAttach(request_id=request_id, tenant=claims.tenant, next_index=next_index)
+            decode_pb2.SessionAttach(
+                request_id=request_id, tenant=claims.tenant, next_index=next_index, turn=turn
+            )
         )
         return await self._answered(request_id, coming, session)
 
@@ -144,7 +149,7 @@ class Attachments:
         if request_id not in self._owner.live:
             return claims.ref
         if policy.is_cancelling(request_id):
-            raise Stale(f"{request_id} was cancelled")
+            raise Cancelled(f"{request_id} was cancelled")
         ref = policy.worker_of(request_id)
         if ref is None:
             raise PeerLost(f"{request_id} has lost its decode worker and waits for another")
@@ -185,6 +190,7 @@ class Attachments:
             raise
 
     def _arrived(self, request_id: RequestId, coming: _Coming, submit: decode_pb2.Submit) -> None:
+        failpoint("router.attached")
         del self._coming[request_id]
         if coming.answer.cancelled():
             return

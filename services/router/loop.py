@@ -17,12 +17,14 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from itertools import count
 from typing import Any, Final
 
 from diptych.domain.errors import DiptychError, Internal
 from diptych.domain.ids import RequestId
 from diptych.domain.records import WorkerRecord
 from diptych.rpc.dial import Dialer
+from diptych.rpc.failpoint import failpoint
 from diptych.telemetry.recorder import Recorder
 from diptych.v1 import common_pb2, decode_pb2
 from services.router import wire
@@ -73,6 +75,7 @@ class RouterLoop:
         self._clock = clock
         self._known: Sequence[WorkerRecord] | None = None
         self._sessions: dict[WorkerRef, Session] = {}
+        self._numbers = count(1)
         self._closing: set[asyncio.Task[None]] = set()
         self._less = asyncio.Event()
         """Set when a request has left `live`."""
@@ -142,6 +145,7 @@ class RouterLoop:
     def cancel(self, request_id: RequestId, reason: Reason) -> None:
         """Ends a request everywhere; nothing happens to one that is not live, or cancelled already."""
         self._carry_out(self.policy.cancel(request_id, reason, self._clock()))
+        failpoint("router.cancel")
 
     def attachment_failed(self, request_id: RequestId) -> None:
         """See attach.Owner. The call that had the request may have gone meanwhile."""
@@ -210,6 +214,7 @@ class RouterLoop:
     def session_deltas(self, session: Session, deltas: Deltas) -> None:
         """See SessionListener. Deltas for requests that are not this worker's, or no more, are passed
         over."""
+        failpoint("router.deltas")
         now = self._clock()
         for delta in deltas if self._is_current(session) else ():
             live = self.live.get(RequestId(delta.request_id))
@@ -225,6 +230,7 @@ class RouterLoop:
                 self._last_word(live, session.ref, delta.finish, now)
 
     def _last_word(self, live: LiveRequest, ref: WorkerRef, finish: common_pb2.Finish, now: float) -> None:
+        failpoint("router.last_word")
         failed = finish.reason == common_pb2.FINISH_REASON_ERROR
         if failed and finish.failure.kind in HANDED_BACK and not live.ended:
             cause = wire.error_of(finish.failure)
@@ -242,7 +248,7 @@ class RouterLoop:
                 case HangUp(ref, address):
                     self._in_background(self._hang_up(self._sessions.pop(ref, None), address))
                 case Place(request_id, ref, moved):
-                    self._submit(self.live[request_id], ref, moved)
+                    self._place(self.live[request_id], ref, moved)
                 case Abort(request_id, ref):
                     if not self._sessions[ref].cancel(request_id):
                         live = self.live[request_id]
@@ -257,13 +263,23 @@ class RouterLoop:
             record.rpc_address,
             self._dialer,
             router=self._router,
+            number=next(self._numbers),
             listener=self,
             heartbeat_s=self._heartbeat_s,
             silent_s=self._silent_s,
         )
         session.start()
 
+    def _place(self, live: LiveRequest, ref: WorkerRef, moved: Reason | None) -> None:
+        try:
+            self._submit(live, ref, moved)
+        except DiptychError as error:  # one request that cannot be sent is no reason to lose the others
+            log.error("%s: not submitted: %s", live.request_id, error)
+            self._fail(live, error)
+            self._settle(live.request_id, self._clock())
+
     def _submit(self, live: LiveRequest, ref: WorkerRef, moved: Reason | None) -> None:
+        failpoint("router.placed")
         live.ref = ref
         if moved is not None:
             live.fallbacks[moved] += 1

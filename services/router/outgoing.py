@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from diptych.domain.ids import RequestId
+from diptych.rpc.failpoint import failpoint
 from diptych.v1 import decode_pb2
 
 PIECE_TOKENS: Final = 4096
 """Most token ids in one message: 20 KiB at most."""
-
-HEARTBEAT: Final = decode_pb2.SessionRequest(heartbeat=decode_pb2.Heartbeat())
 
 
 @dataclass(slots=True)
@@ -66,7 +65,7 @@ class Outgoing:
     def beat(self) -> None:
         """Queues a sign of life, unless something waits to be sent, which is one as well."""
         if not self._urgent and not self._prompts:
-            self._urgent.append(HEARTBEAT)
+            self._urgent.append(decode_pb2.SessionRequest(heartbeat=decode_pb2.Heartbeat()))
             self._filled.set()
 
     async def take(self) -> decode_pb2.SessionRequest:
@@ -96,6 +95,7 @@ class Outgoing:
 def _cut(submit: decode_pb2.Submit, tokens: Sequence[int]) -> Iterator[decode_pb2.SessionRequest]:
     submit.num_tokens = len(tokens)
     submit.tokens.extend(tokens[:PIECE_TOKENS])
+    failpoint("router.submit")
     yield decode_pb2.SessionRequest(submit=submit)
     for offset in range(PIECE_TOKENS, len(tokens), PIECE_TOKENS):
         piece = decode_pb2.PromptPiece(

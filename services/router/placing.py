@@ -3,6 +3,10 @@
 **Load is derived.** What a worker carries is the sum over the live requests that are on it, at the moment of
 asking; no counter goes up and down. A request weighs its prompt and at most `output_reserve` tokens of its
 output, because most outputs end long before their bound.
+
+**Links count for prompts that are handed over**, those of more than a chunk. A decode worker that gets its
+KV over links past their bound only weighs `LINK_SLACK` requests more, one that may not use them twice that:
+it is taken when the others are that much busier, and never refused, for it can prefill by itself.
 """
 
 from __future__ import annotations
@@ -10,12 +14,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from diptych.domain.errors import DiptychError
+from diptych.domain.ids import CHUNK_TOKENS
 from services.router.decisions import Arrival, Limits, Reason, WorkerRef
 from services.router.prefixes import PrefixHomes
 from services.router.states import State
 from services.router.workers import Worker
+
+LINK_SLACK: Final = 4
 
 
 @dataclass(slots=True)
@@ -86,31 +94,39 @@ class Loads:
         return not load.num_requests or load.num_tokens + self._weight(live) <= most
 
     def choose(self, workers: Sequence[Worker], live: Live, homes: PrefixHomes) -> Worker:
-        """The best of `workers`: fewest requests for its size, then fewest tokens, then near.
+        """The best of `workers`: fewest requests for its size, then fewest tokens, then near its prefill
+        workers, then near us.
 
         One that may hold the request's prefix is better still, while it has at most `prefix_slack` requests
         more than it would take to be the best.
         """
-        best = min(workers, key=self._pressure)
-        least, prefix = self._pressure(best)[0], live.arrival.prefix
+        needs_kv = live.arrival.num_tokens > CHUNK_TOKENS
+        pressures = {worker.ref: self._pressure(worker, needs_kv) for worker in workers}
+        best = min(workers, key=lambda worker: pressures[worker.ref])
+        least, prefix = pressures[best.ref][0], live.arrival.prefix
         holders = [
             worker
             for worker in workers
             if homes.num_held(prefix, worker.ref)
-            and self._pressure(worker, self._limits.prefix_slack)[0] <= least
+            and self._pressure(worker, needs_kv, self._limits.prefix_slack)[0] <= least
         ]
         if not holders:
             return best
-        return min(holders, key=lambda worker: (-homes.num_held(prefix, worker.ref), self._pressure(worker)))
+        return min(holders, key=lambda worker: (-homes.num_held(prefix, worker.ref), pressures[worker.ref]))
 
     def _weight(self, live: Live) -> int:
         return live.arrival.num_tokens + min(live.arrival.max_tokens, self._limits.output_reserve)
 
-    def _pressure(self, worker: Worker, slack: int = 0) -> tuple[float, float, bool, WorkerRef]:
+    def _pressure(
+        self, worker: Worker, needs_kv: bool, slack: int = 0
+    ) -> tuple[float, float, int, bool, WorkerRef]:
         load, pool = self.of(worker.ref), worker.record.capacity_tokens
         num_requests = load.num_requests + worker.num_others - slack
+        if needs_kv:
+            num_requests += LINK_SLACK * worker.detour
+        distance = worker.distance if needs_kv else 0
         is_far = worker.record.cell != self._limits.cell
-        return num_requests / pool, load.num_tokens / pool, is_far, worker.ref
+        return num_requests / pool, load.num_tokens / pool, distance, is_far, worker.ref
 
 
 class MoveRate:

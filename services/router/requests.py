@@ -128,11 +128,18 @@ class LiveRequest:
         self._filled.set()
         return True
 
-    async def next(self) -> Piece:
-        """What the client has not taken yet, in order; waits for it. The last piece has `finish`."""
+    async def next(self, within_s: float = 0.0) -> Piece:
+        """What the client has not taken yet, in order; waits for it. The last piece has `finish`.
+
+        Where nothing comes `within_s` seconds (0: that may take any time) the piece is empty.
+        """
         while not self._pieces:
             self._filled.clear()
-            await self._filled.wait()
+            try:
+                async with asyncio.timeout(within_s or None):
+                    await self._filled.wait()
+            except TimeoutError:
+                return Piece(len(self.output))
         return self._pieces.popleft()
 
     def ended_by(self, eos_ids: frozenset[int]) -> int | None:

@@ -8,18 +8,17 @@ before the first token. So may a resume token be: a caller whose router dies the
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Final
-
-import grpc
+from typing import Final
 
 from diptych.domain.errors import DeadlineExceeded
 from diptych.domain.ids import RequestId, WorkerId
 from diptych.domain.records import WorkerRecord
+from diptych.rpc.failpoint import failpoint
 from diptych.v1 import common_pb2, router_pb2
 from diptych.v1.router_pb2_grpc import RouterServicer as Base
 from services.router import wire
+from services.router.calls import ClientCall, Context, Metadata
 from services.router.decisions import Reason, WorkerRef
 from services.router.loop import RouterLoop
 from services.router.model import ServedModel
@@ -31,8 +30,6 @@ REQUEST_ID: Final = "diptych-request-id"
 """Key of the initial metadata."""
 RESUME_TOKEN: Final = "diptych-resume-token-bin"
 """Another."""
-
-_Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class RouterServicer(Base):
@@ -60,59 +57,71 @@ class RouterServicer(Base):
         self._slow_client_s = slow_client_s
 
     async def Generate(  # type: ignore[override]  # noqa: N802  # the form that writes to its context itself
-        self, request: router_pb2.GenerateRequest, context: _Context
+        self, request: router_pb2.GenerateRequest, context: Context
     ) -> None:
         """Streams one request's tokens; ends it everywhere when its client goes."""
-        checked = await self._validator.check(request)
+        failpoint("router.received")
+        call = ClientCall(context, request.heartbeat_s, self._slow_client_s)
+        checked = await call.waiting(self._validator.check(request))
         live = self._loop.admit(checked)
         try:
-            await context.send_initial_metadata(self._metadata(live))
-            piece = await live.next()
-            if piece.finish is not None and _has_only_failed(piece, piece.finish):
-                raise live.error or wire.error_of(piece.finish.failure)
-            await self._relay(live, piece, context)
+            failpoint("router.admitted")
+            await call.begin(self._metadata(live))
+            if call.heartbeat_s:  # at once: who has its token can go on elsewhere from now on
+                await self._write(live, Piece(0), call)
+            await self._relay(live, call)
+            failpoint("router.answered")
         finally:
             self._loop.hang_up(live)
 
     async def Attach(  # type: ignore[override]  # noqa: N802  # as Generate
-        self, request: router_pb2.AttachRequest, context: _Context
+        self, request: router_pb2.AttachRequest, context: Context
     ) -> None:
         """Goes on with a request whose router is gone; ends it everywhere when its client goes."""
+        failpoint("router.attach")
+        call = ClientCall(context, request.heartbeat_s, self._slow_client_s)
         claims = self._tokens.read(request.resume_token, request.tenant)
-        live = await self._loop.attachments.attach(claims, request.next_index)
+        attaching = self._loop.attachments.attach(claims, request.next_index, request.turn)
+        live = await call.waiting(attaching)
         try:
-            await context.send_initial_metadata(self._metadata(live))
+            await call.begin(self._metadata(live))
             # At once: from now on the caller knows that it may be gone for as long again.
-            await self._relay(live, Piece(request.next_index), context)
+            await self._write(live, Piece(request.next_index), call)
+            await self._relay(live, call, has_told=True)
         finally:
             self._loop.hang_up(live)
 
-    def _metadata(self, live: LiveRequest) -> tuple[tuple[str, str | bytes], ...]:
-        told: tuple[tuple[str, str | bytes], ...] = ((REQUEST_ID, live.request_id),)
+    def _metadata(self, live: LiveRequest) -> Metadata:
+        told: Metadata = ((REQUEST_ID, live.request_id),)
         return (*told, (RESUME_TOKEN, self._token(live, live.ref))) if live.ref else told
 
     def _token(self, live: LiveRequest, ref: WorkerRef) -> bytes:
         return self._tokens.mint(Claims(live.request_id, live.checked.tenant, ref))
 
-    async def _relay(self, live: LiveRequest, piece: Piece, context: _Context) -> None:
-        await self._write(live, piece, context)
-        while piece.finish is None:
-            piece = await live.next()
-            await self._write(live, piece, context)
+    async def _relay(self, live: LiveRequest, call: ClientCall, *, has_told: bool = False) -> None:
+        """Every piece to its client. Raises what the request failed with before it `has_told` any of it."""
+        finish: common_pb2.Finish | None = None
+        while finish is None:
+            piece = await live.next(call.heartbeat_s)
+            finish = piece.finish
+            if finish is not None and not has_told and _has_only_failed(piece, finish):
+                raise live.error or wire.error_of(finish.failure)
+            await self._write(live, piece, call)
+            has_told = has_told or bool(piece.tokens or piece.text)
 
-    async def _write(self, live: LiveRequest, piece: Piece, context: _Context) -> None:
+    async def _write(self, live: LiveRequest, piece: Piece, call: ClientCall) -> None:
+        failpoint("router.write")
         token = b""
         if live.ref is not None and live.ref != live.told:
             live.told, token = live.ref, self._token(live, live.ref)
         try:
-            async with asyncio.timeout(self._slow_client_s):
-                await context.write(wire.piece_message(live, piece, token))
-        except TimeoutError:
+            await call.write(wire.piece_message(live, piece, token))
+        except DeadlineExceeded:
             self._loop.cancel(live.request_id, Reason.SLOW_CLIENT)
-            raise DeadlineExceeded(f"the client took nothing for {self._slow_client_s:g} s") from None
+            raise
 
     async def Cancel(  # noqa: N802
-        self, request: router_pb2.CancelRequest, context: _Context
+        self, request: router_pb2.CancelRequest, context: Context
     ) -> router_pb2.CancelResponse:
         """Ends a request of the same tenant; its stream gets the last word with reason ABORT."""
         live = self._loop.live.get(RequestId(request.request_id))
@@ -122,7 +131,7 @@ class RouterServicer(Base):
         return router_pb2.CancelResponse(found=found)
 
     async def Status(  # noqa: N802
-        self, request: router_pb2.StatusRequest, context: _Context
+        self, request: router_pb2.StatusRequest, context: Context
     ) -> router_pb2.StatusResponse:
         """The live set, medians, and every worker of the registry."""
         loop = self._loop
@@ -138,7 +147,7 @@ class RouterServicer(Base):
         )
 
     async def ListModels(  # noqa: N802
-        self, request: router_pb2.ListModelsRequest, context: _Context
+        self, request: router_pb2.ListModelsRequest, context: Context
     ) -> router_pb2.ListModelsResponse:
         """The one model that is served. Context and fingerprint are those of its decode workers, once
         known."""

@@ -6,6 +6,9 @@
           ◀── deltas     one message a step, with every request's new tokens; without any it is a heartbeat
           ◀── attached, piece, refused     the answer to attach
 
+Both sides count their messages: one that comes again is passed over, and a gap ends the session, so that no
+request waits for what was lost. The session itself has a number, so that no old one can be opened anew.
+
 A session ends when the stream does, or when the peer stays silent for `silent_s`: a process that was stopped
 closes nothing, and its machine still answers pings. Silence is counted in wake-ups of our own, not by the
 clock, so that a router that was itself stopped, or kept busy, does not take its own absence for the peer's.
@@ -18,7 +21,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import grpc
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
@@ -36,6 +39,8 @@ from services.router.outgoing import Outgoing
 log = logging.getLogger(__name__)
 
 Deltas = RepeatedCompositeFieldContainer[decode_pb2.Delta]
+ANSWERS: Final = ("attached", "piece", "refused")
+"""What answers to `attach`."""
 _Call = grpc.aio.StreamStreamCall[decode_pb2.SessionRequest, decode_pb2.SessionResponse]
 
 
@@ -65,16 +70,19 @@ class Session:
         dialer: Dialer,
         *,
         router: WorkerRef,
+        number: int,
         listener: SessionListener,
         heartbeat_s: float,
         silent_s: float,
     ) -> None:
+        """`number` counts the sessions of this start of the router."""
         self.ref = ref
         self.address = address
         self.was_up = False
         """Whether the worker ever welcomed us."""
         self._dialer = dialer
         self._router = router
+        self._number = number
         self._listener = listener
         self._heartbeat_s = heartbeat_s
         self._most_quiet = max(2, round(silent_s / heartbeat_s))
@@ -82,6 +90,8 @@ class Session:
         self._num_quiet = 0
         """Wake-ups of the watch since the peer was last heard."""
         self._outgoing = Outgoing()
+        self._num_sent = 0
+        self._num_received = 0
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -125,6 +135,9 @@ class Session:
         watch = asyncio.create_task(self._watch())
         writer = asyncio.create_task(self._write(call))
         try:
+            await asyncio.wait({reader, watch, writer}, return_when=asyncio.FIRST_COMPLETED)
+            if writer.done() and not reader.done() and (error := writer.exception()) is not None:
+                raise error  # nothing more would go up
             await asyncio.wait({reader, watch}, return_when=asyncio.FIRST_COMPLETED)
             return reader.result() if reader.done() else watch.result()
         finally:
@@ -142,7 +155,7 @@ class Session:
                 response = await self._next(call)
                 if response.deltas:
                     self._listener.session_deltas(self, response.deltas)
-                elif response.ByteSize():
+                elif any(response.HasField(part) for part in ANSWERS):
                     self._listener.session_answer(self, response)
         except (LayoutMismatch, Stale, CallerError) as error:
             return Reason.WORKER_REFUSED, error
@@ -150,13 +163,25 @@ class Session:
             return Reason.WORKER_LOST, error
 
     async def _next(self, call: _Call) -> decode_pb2.SessionResponse:
-        with domain_errors():
-            response: Any = await call.read()
-        if response is grpc.aio.EOF:  # type: ignore[attr-defined]  # absent from the stubs
-            raise PeerLost(f"{self.ref} ended the session")
-        self._num_quiet = 0
-        message: decode_pb2.SessionResponse = response
-        return message
+        while True:
+            with domain_errors():
+                response: Any = await call.read()
+            if response is grpc.aio.EOF:  # type: ignore[attr-defined]  # absent from the stubs
+                raise PeerLost(f"{self.ref} ended the session")
+            message: decode_pb2.SessionResponse = response
+            if self._is_next(message.sequence):
+                self._num_quiet = 0
+                return message
+
+    def _is_next(self, sequence: int) -> bool:
+        """False for a message that came before. Raises PeerLost where one is missing."""
+        if sequence > self._num_received + 1:
+            raise PeerLost(f"message {sequence} of {self.ref} came where {self._num_received + 1} was next")
+        if sequence <= self._num_received:
+            log.warning("message %d of %s came again", sequence, self.ref)
+            return False
+        self._num_received = sequence
+        return True
 
     def _check_welcome(self, response: decode_pb2.SessionResponse) -> None:
         welcome = response.welcome
@@ -170,12 +195,18 @@ class Session:
             router_epoch=self._router.epoch,
             worker_id=self.ref.worker_id,
             worker_epoch=self.ref.epoch,
+            session=self._number,
         )
         # What fails here fails the reader as well, and it is told there with its cause.
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
-            await call.write(decode_pb2.SessionRequest(hello=hello))
+            await self._send(call, decode_pb2.SessionRequest(hello=hello))
             while True:
-                await call.write(await self._outgoing.take())
+                await self._send(call, await self._outgoing.take())
+
+    async def _send(self, call: _Call, message: decode_pb2.SessionRequest) -> None:
+        self._num_sent += 1
+        message.sequence = self._num_sent
+        await call.write(message)
 
     async def _watch(self) -> tuple[Reason, DiptychError]:
         """Sends signs of life, and ends when none comes back."""

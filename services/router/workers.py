@@ -45,6 +45,21 @@ class Worker:
         return WorkerRef(self.record.worker_id, self.record.epoch)
 
     @property
+    def detour(self) -> int:
+        """How KV from elsewhere would reach it: 0 over a link within its bound, or nothing is known; 1 over
+        slower ones only; 2 not at all, for it was told not to use them."""
+        links = self.record.load.links
+        if not links or any(not link.too_slow for link in links):
+            return 0
+        return 1 if any(link.used for link in links) else 2
+
+    @property
+    def distance(self) -> int:
+        """Of the nearest prefill worker, in powers of two of a microsecond: less is noise. 0: not known."""
+        rtts = [link.rtt_s for link in self.record.load.links if link.used and link.rtt_s > 0]
+        return round(min(rtts) * 1e6).bit_length() if rtts else 0
+
+    @property
     def usable(self) -> bool:
         """Whether it may be given requests."""
         return self.listed and self.link is Link.UP

@@ -1,7 +1,7 @@
 """Peers that tests may kill, stop, or have misbehave.
 
-Run as a process it prints address and key of a region of 8 MiB and serves until stdin ends. With "stuck" it
-sends the first part of a read and then nothing; else it is an ordinary channel, on the port that is given.
+Run as a process it prints address and key of a region and serves until stdin ends. With "stuck" it sends the
+first part of a read and then nothing; else it is an ordinary channel, on the port that is given.
 """
 
 import contextlib
@@ -11,11 +11,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import grpc
 
-from diptych.domain.ports import Region
-from diptych.transfer.grpc import GrpcChannel
+from diptych.domain.ports import KvChannel, Region
+from diptych.transfer.nixl_library import Transport
+from diptych.transfer.open import open_channel
 from diptych.v1.kv_pb2 import KvReadPart, KvReadRequest
 from diptych.v1.kv_pb2_grpc import KvTransferServicer, add_KvTransferServicer_to_server
 from tests.contract.channel_rig import WAIT_S, Memory
@@ -51,9 +53,9 @@ def peer_that(reply: Reply) -> Iterator[Region]:
 class PeerProcess:
     """A peer in a process of its own."""
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self, mode: str, kind: str, num_bytes: int) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, mode],
+            [sys.executable, "-m", __name__, mode, kind, str(num_bytes)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -61,7 +63,7 @@ class PeerProcess:
         )
         assert self._process.stdout is not None
         address, key = self._process.stdout.readline().split()
-        self.region = Region("grpc", address, bytes.fromhex(key), NUM_BYTES)
+        self.region = Region(kind.partition("-")[0], address, bytes.fromhex(key), num_bytes)
 
     @property
     def port(self) -> int:
@@ -76,16 +78,22 @@ class PeerProcess:
 
 
 @contextlib.contextmanager
-def peer_process(mode: str) -> Iterator[PeerProcess]:
-    """Starts a peer, and makes sure that it is gone at the end."""
-    peer = PeerProcess(mode)
+def peer_process(mode: str = "0", kind: str = "grpc", num_bytes: int = NUM_BYTES) -> Iterator[PeerProcess]:
+    """Starts a peer, and makes sure that it is gone at the end. "nixl-tcp": NIXL over TCP."""
+    peer = PeerProcess(mode, kind, num_bytes)
     try:
         yield peer
     finally:
         peer.kill()
 
 
-def serve(mode: str) -> None:
+def open_peer(kind: str, port: int) -> KvChannel:
+    """A channel of a kind as `peer_process` names it."""
+    name, _, transport = kind.partition("-")
+    return open_channel(name, "127.0.0.1", port, nixl_transport=cast("Transport", transport or "auto"))
+
+
+def serve(mode: str, kind: str, num_bytes: int) -> None:
     """The process: until stdin ends."""
     if mode == "stuck":
         stuck = threading.Event()
@@ -99,8 +107,8 @@ def serve(mode: str) -> None:
             sys.stdin.read()
             stuck.set()
         return
-    memory = Memory(NUM_BYTES, FILL)
-    channel = GrpcChannel("127.0.0.1", int(mode))
+    memory = Memory(num_bytes, FILL)
+    channel = open_peer(kind, int(mode))
     region = channel.register(memory.span)
     print(region.address, region.key.hex(), flush=True)  # noqa: T201
     sys.stdin.read()
@@ -108,4 +116,4 @@ def serve(mode: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -16,6 +16,9 @@ from diptych.transfer.channel_tls import ChannelTls
 from diptych.transfer.faults import EACH, Faults, FaultyChannel
 from diptych.transfer.grpc import GrpcChannel
 from diptych.transfer.memory import MemoryFabric
+from diptych.transfer.nixl import NixlChannel
+from diptych.transfer.nixl_library import Transport
+from diptych.transfer.several import ChannelSet
 
 WAIT_S = 30.0
 """Generous: a test that needs so long has failed."""
@@ -47,7 +50,11 @@ class Started:
     """A read under way, and how often and where its `on_done` ran."""
 
     def __init__(
-        self, channel: KvChannel, remote: RemotePiece, local: MemorySpan, deadline_s: float = WAIT_S
+        self,
+        channel: KvChannel | ChannelSet,
+        remote: RemotePiece,
+        local: MemorySpan,
+        deadline_s: float = WAIT_S,
     ) -> None:
         self.calls: list[tuple[threading.Thread, bool]] = []
         self._called = threading.Event()
@@ -122,6 +129,19 @@ class GrpcRig(Rig):
         return replace(region, address=self._close.enter_context(black_hole()))
 
 
+class NixlRig(Rig):
+    def __init__(self, wrapped: bool = False, transport: Transport = "auto") -> None:
+        super().__init__("nixl", wrapped)
+        self._transport = transport
+
+    def new(self, port: int) -> KvChannel:
+        channel = NixlChannel("127.0.0.1", port, transport=self._transport)
+        return FaultyChannel(channel, self.faults)
+
+    def stall(self, region: Region) -> Region:
+        return replace(region, address=self._close.enter_context(black_hole()))
+
+
 @contextlib.contextmanager
 def black_hole() -> Iterator[str]:
     """An address whose kernel accepts connections that nobody serves."""
@@ -146,6 +166,9 @@ RIGS: dict[str, Callable[[], Rig]] = {
     "grpc": GrpcRig,
     "grpc-wrapped": lambda: GrpcRig(wrapped=True),
     "grpc-tls": lambda: GrpcRig(tls=make_tls()),
+    "nixl": NixlRig,
+    "nixl-wrapped": lambda: NixlRig(wrapped=True),
+    "nixl-tcp": lambda: NixlRig(transport="tcp"),
 }
 
 

@@ -9,8 +9,9 @@ from redis.asyncio import Redis
 from diptych.domain.errors import Stale
 from diptych.domain.ids import Attempt, Epoch, RequestId, Tenant, WorkerId
 from diptych.domain.records import RequestRecord
-from diptych.store.requests import RequestProjection
-from tests.support.valkey import eventually
+from diptych.store import requests
+from diptych.store.requests import RequestProjection, Standing
+from tests.support.valkey import eventually, keys_of
 
 R1 = RequestId("r1")
 
@@ -126,3 +127,52 @@ async def test_an_unreadable_record_is_none(
     await projection.put(record())
     assert await projection.get(R1) == record()
     await end(projection, record(version=2))
+
+
+D0, E7 = WorkerId("d0"), Epoch(7)
+
+
+async def is_gone(projection: RequestProjection) -> bool:
+    return await projection.get(R1) is None
+
+
+async def test_a_record_lives_as_long_as_its_owner_renews_it(redis: Redis, shard: str) -> None:
+    long, short = (RequestProjection(redis, shard, running_ttl_s=ttl_s) for ttl_s in (60.0, 0.05))
+    assert long.renew_s == 15.0
+    await long.put(record())
+    key = f"diptych:{{{shard}}}:request:r1"
+    await redis.pexpire(key, 10_000)
+    assert await long.renew(D0, E7, [R1]) == {R1: Standing.OURS}
+    assert await redis.pttl(key) > 50_000
+    assert await long.get(R1) == record(), "renewing changes nothing of it"
+
+    assert await short.renew(D0, E7, [R1]) == {R1: Standing.OURS}
+    await eventually(lambda: is_gone(long))
+    assert await long.renew(D0, E7, [R1]) == {R1: Standing.GONE}
+
+
+async def test_only_its_owner_renews_it(redis: Redis, shard: str) -> None:
+    projection = RequestProjection(redis, shard, running_ttl_s=60.0, ended_ttl_s=0.05)
+    hasty = RequestProjection(redis, shard, running_ttl_s=0.05)
+    await projection.put(record(placement=2, worker="d1", epoch=9))
+    for worker, epoch in (("d0", 9), ("d1", 7), ("d1", 99), ("", 0)):
+        found = await hasty.renew(WorkerId(worker), Epoch(epoch), [R1])
+        assert found == {R1: Standing.TAKEN}
+    left_ms = await redis.pttl(f"diptych:{{{shard}}}:request:r1")
+    assert left_ms > 10_000, "nobody else has changed how long it lives"
+    await end(projection, record(placement=2, version=2, worker="d1", epoch=9))
+
+
+async def test_many_are_renewed_in_pieces(redis: Redis, shard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "RENEW_PIECE", 3)
+    projection = RequestProjection(redis, shard, running_ttl_s=60.0)
+    names = [RequestId(f"r{number}") for number in range(8)]
+    for name in names[::2]:
+        await projection.put(dataclasses.replace(record(), request_id=name))
+    await redis.set(f"diptych:{{{shard}}}:request:r1", "no hash")
+    found = await projection.renew(D0, E7, names)
+    assert found == {
+        name: Standing.GONE if number % 2 else Standing.OURS for number, name in enumerate(names)
+    }
+    assert await projection.renew(D0, E7, []) == {}
+    await redis.delete(*await keys_of(redis, shard))

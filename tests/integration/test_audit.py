@@ -119,6 +119,43 @@ def test_what_was_planted_is_named(tmp_path: Path) -> None:
         assert f"request r1 of decode-0@{DEAD}: its decode worker is dead" in printed.stdout
 
 
+LEAKING = """
+import sys
+if "services.decode.loop" in sys.orig_argv:
+    from diptych.domain.holding import Holding
+    release = Holding.release
+    def forgetful(holding):
+        holding.tables[0].pop()
+        release(holding)
+    Holding.release = forgetful
+"""
+
+
+def test_a_block_that_a_worker_forgets_is_found_while_it_serves_on(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(LEAKING)
+    with RunningUp(tmp_path, PYTHONPATH=str(tmp_path)) as up, Client(up.router, timeout_s=120.0) as client:
+        assert audit(tmp_path)[0] == 0
+        for number in (1, 2):
+            assert len(list(client.generate(f"{number} {LONG}", max_tokens=4, ignore_eos=True))) > 1
+
+        def checked() -> bool:
+            status, told = audit(tmp_path)
+            return status == 1 and "belong to nobody" in told["findings"][0]["why"]
+
+        wait_until(checked, "the worker has checked its books")
+        status, told = audit(tmp_path)
+        [finding] = told["findings"]
+        assert (status, finding["where"], finding["what"]) == (1, "decode-0", "leaked blocks")
+        [account] = [m["account"] for m in told["members"] if m["worker_id"] == "decode-0"]
+        free, cached, owned, total = account["blocks"]
+        assert (owned, account["leaked"], free + cached + owned) == (2, 2, total)
+        assert account["counters"]["leaked_blocks"] == 2
+        printed = run(tmp_path, "audit")
+        assert printed.returncode == 1
+        assert "decode-0: leaked blocks: 2 belong to nobody" in printed.stdout
+        assert list(client.generate("it serves on", max_tokens=2, ignore_eos=True))
+
+
 def test_a_worker_that_is_stopped_is_named_and_one_that_is_gone_is_not_asked(tmp_path: Path) -> None:
     with RunningUp(tmp_path, DIPTYCH_TTL_S="60") as up:
         pid = up.pid_of("prefill-0")
@@ -159,6 +196,7 @@ def test_many_streams_of_which_some_are_stopped_leave_nothing(tmp_path: Path) ->
         asking = [threading.Thread(target=ask, args=(number, up.router)) for number in range(24)]
         for thread in asking:
             thread.start()
+        assert audit(tmp_path)[1]["findings"] == []  # under load nothing looks lost either
         for thread in asking:
             thread.join(120)
 

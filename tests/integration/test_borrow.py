@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import grpc
 import pytest
 
 from diptych.client import Client, Finish
+from diptych.domain.fallbacks import Fallback
 from diptych.v1 import worker_pb2
 from diptych.v1.worker_pb2_grpc import WorkerStub
 from tests.support.running_up import RunningUp, wait_until
@@ -27,7 +30,7 @@ def ask(client: Client) -> tuple[list[int], Finish]:
 
 def inspect(address: str) -> worker_pb2.WorkerStatus:
     with grpc.insecure_channel(address) as channel:
-        return WorkerStub(channel).Inspect(worker_pb2.InspectRequest(), timeout=20)
+        return WorkerStub(channel).Inspect(worker_pb2.InspectRequest(fresh=True), timeout=20)
 
 
 def drop(address: str) -> None:
@@ -53,10 +56,24 @@ def test_a_dropped_prefix_is_borrowed_from_the_cache_service(tmp_path: Path) -> 
             assert finish.trail.path == "disaggregated"
             for name in ("prefill-0", "decode-0"):
                 drop(addresses[name])
+            assert finish.trail.num_borrowed_tokens == finish.trail.num_cached_tokens
             return finish.trail.num_cached_tokens == WHOLE_CHUNKS
 
         # The directory hears of chunks in batches.
         wait_until(borrowed, "whole chunks are borrowed")
         counters = {counter.reason: counter.count for counter in inspect(addresses["prefill-0"]).counters}
         assert counters["borrowed"] >= 2
-        assert "borrow_failed" not in counters
+        assert not set(Fallback) & counters.keys()
+        assert first.trail.num_borrowed_tokens == 0
+
+        os.kill(up.pid_of("cache-0"), signal.SIGSTOP)  # said to hold them, and lends nothing
+        try:
+            again, finish = ask(client)
+        finally:
+            os.kill(up.pid_of("cache-0"), signal.SIGCONT)
+        assert again == tokens
+        assert (finish.trail.path, finish.trail.num_cached_tokens) == ("disaggregated", 0)
+        assert finish.trail.fallbacks == {Fallback.BORROW_REFUSED: 1}
+        for name in ("prefill-0", "decode-0"):
+            counters = {counter.reason: counter.count for counter in inspect(addresses[name]).counters}
+            assert counters[Fallback.BORROW_REFUSED] == 1

@@ -1,124 +1,122 @@
-"""Prefill workers and the cache killed, stopped and failed at each step of a request's way, on one system.
+"""Every service killed, stopped and failed at each point of a request's way, on one running system.
 
-After each: the client has its whole answer, the right one, or one clear error; everybody is back; nothing is
-left.
+After each: a greedy and a seeded client have their whole answers, those of an undisturbed run, or one clear
+error where the point itself raised one; everybody is back; nothing is left, by `diptych audit`'s own rules.
+What is stopped stays so until the clients have their answers: nobody waits for it.
+
+By default each point is passed once, with the actions in turn; `DIPTYCH_MATRIX=all` runs every case.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import zip_longest
 
-import grpc
 import pytest
 
-from diptych.client import Client
-from diptych.domain.errors import DiptychError
-from diptych.v1 import worker_pb2
-from diptych.v1.worker_pb2_grpc import WorkerStub
-from tests.support.running_up import RunningUp, wait_until
+from diptych.domain.errors import Internal
+from tests.support.disturbance import Disturbance
+from tests.support.matrix import Answer, System
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 POINTS = {
+    "router": (
+        "received", "admitted", "placed", "submit", "write", "deltas", "last_word", "answered", "cancel",
+        "attach", "attached",
+    ),
+    "decode": (
+        "submitted", "posted", "begin", "begun", "handoff", "chunk", "manifest", "landed", "tokens",
+        "last_word", "cancel", "attach",
+    ),
     "prefill": ("claimed", "begun", "engine_begun", "chunk", "manifest", "released", "done", "over"),
-    "cache": ("offer",),
-}
+    "cache": ("offer", "admitted", "read", "offered", "lend", "lent", "give_back", "given_back"),
+}  # fmt: skip
 ACTIONS = ("kill", "stop", "error")
-CASES = [
-    (f"{role}.{point}", action) for role, points in POINTS.items() for point in points for action in ACTIONS
+STORE_POINTS = (
+    "router.admitted", "decode.submitted", "decode.posted", "prefill.claimed", "prefill.begun",
+    "prefill.chunk", "cache.read", "decode.last_word",
+)  # fmt: skip
+"""Whoever passes the point is held while something is done to the store."""
+STORE_ACTIONS = ("kill", "stop", "error", "flush")
+ENGINE_POINTS = ("prefill.begun", "prefill.chunk", "decode.submitted", "decode.tokens")
+"""Whoever passes the point is held while something is done to its engine process."""
+ENGINE_ACTIONS = ("kill", "stop")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`victim`: "self" is whoever passes the point."""
+
+    point: str
+    victim: str
+    action: str
+
+    def __str__(self) -> str:
+        return f"{self.point}-{self.victim}-{self.action}"
+
+
+def table(points: tuple[str, ...], victim: str, actions: tuple[str, ...]) -> list[Case]:
+    """All of them, or each point once with the actions in turn."""
+    if os.environ.get("DIPTYCH_MATRIX") == "all":
+        return [Case(point, victim, action) for action in actions for point in points]
+    return [Case(point, victim, actions[i % len(actions)]) for i, point in enumerate(points)]
+
+
+TABLES = [
+    *(table(tuple(f"{role}.{p}" for p in points), "self", ACTIONS) for role, points in POINTS.items()),
+    table(STORE_POINTS, "store", STORE_ACTIONS),
+    table(ENGINE_POINTS, "engine", ENGINE_ACTIONS),
 ]
-
-PROMPT = [(31 * i + i * i % 17) % 256 for i in range(600)]
-NUM_TOKENS = 12
-
-
-@dataclass(slots=True)
-class System:
-    up: RunningUp
-    folder: Path
-    expected: dict[float, list[int]]
-
-    @property
-    def armed(self) -> Path:
-        return self.folder / "failpoints"
-
-    def taken_by(self) -> int | None:
-        """The process that acted."""
-        found = list(self.folder.glob("failpoints.taken-*"))
-        return int(found[0].name.rpartition("-")[2]) if found else None
-
-    def disarm(self) -> None:
-        for path in self.folder.glob("failpoints*"):
-            path.unlink()
-
-
-def ask(client: Client, temperature: float, salt: str) -> list[int]:
-    tokens: list[int] = []
-    for piece in client.generate(
-        token_ids=PROMPT,
-        max_tokens=NUM_TOKENS,
-        temperature=temperature,
-        seed=5,
-        ignore_eos=True,
-        cache_salt=salt,
-    ):
-        assert not piece.tokens or piece.index == len(tokens)
-        tokens.extend(piece.tokens)
-    return tokens
+# The roles take turns: who was killed is back, and in good standing with `up`, before it is killed again.
+CASES = [case for row in zip_longest(*TABLES) for case in row if case is not None]
 
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    folder = tmp_path_factory.mktemp("matrix")
-    environment = {"DIPTYCH_FAILPOINTS": str(folder / "failpoints"), "DIPTYCH_TOY_STEP_DELAY_S": "0.01"}
-    with RunningUp(folder, "--prefill", "2", "--decode", "2", **environment) as up:
-        with Client(up.router, timeout_s=60.0) as client:
-            expected = {t: ask(client, t, "reference") for t in (0.0, 0.9)}
-        yield System(up, folder, expected)
+    with System(tmp_path_factory.mktemp("matrix")) as system:
+        yield system
 
 
-def is_empty(address: str) -> bool:
-    try:
-        with grpc.insecure_channel(address) as channel:
-            load = WorkerStub(channel).Inspect(worker_pb2.InspectRequest(), timeout=10).load
-    except grpc.RpcError:
-        return False
-    return load.num_running == load.num_waiting == load.blocks_owned == load.slots_used == 0
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_one_failure(system: System, case: Case) -> None:
+    system.settle()
+    with Disturbance(system, case.point, case.victim, case.action) as disturbance:
+        # Who has just come back is not known everywhere yet: ask until the point was passed.
+        for _ in range(20):
+            check(system, case, drive(system, case))
+            if disturbance.has_happened(within_s=1.0):
+                break
+        assert disturbance.has_happened(within_s=20.0), f"{case.point} was never passed"
+    system.settle()
 
 
-def all_empty(router: str) -> bool:
-    try:
-        with Client(router, timeout_s=20.0) as client:
-            workers = client.status().workers
-    except DiptychError:
-        return False
-    names = {w.worker_id for w in workers}
-    return {"prefill-0", "prefill-1", "decode-0", "decode-1", "cache-0"} <= names and all(
-        is_empty(w.address) for w in workers if w.worker_id.startswith(("prefill", "decode"))
-    )
+def drive(system: System, case: Case) -> list[Answer]:
+    """Has requests take the way on which the point lies."""
+    service, _, step = case.point.partition(".")
+    if step == "cancel":
+        return system.ask_all(num_tokens=2)
+    if step in ("attach", "attached"):
+        return system.ask_all(after_first=once(lambda: system.kill("router-0")))
+    if service == "cache" and step in ("lend", "lent", "give_back", "given_back"):
+        return system.ask_all(system.fill_cache())
+    return system.ask_all()
 
 
-@pytest.mark.parametrize(("point", "action"), CASES, ids=lambda value: value)
-def test_one_failure(system: System, point: str, action: str) -> None:
-    system.disarm()
-    system.armed.write_text(f"{point} {action}\n")
-    temperature = 0.9 * (len(point) % 2)
-    # A cache that has just come back is not offered anything yet: ask until the point was passed.
-    for turn in range(20):
-        with Client(system.up.router, timeout_s=60.0) as client:
-            try:
-                # A salt of its own: its prefix is cached nowhere, so that each step of the way is taken.
-                tokens = ask(client, temperature, f"{point} {action} {turn}")
-                assert tokens == system.expected[temperature]
-            except DiptychError:
-                assert action == "error"
-        if system.taken_by() is not None:
-            break
-    wait_until(lambda: system.taken_by() is not None, f"{point} was passed", 20.0)
-    if action == "stop":
-        os.kill(system.taken_by() or 0, signal.SIGCONT)
-    wait_until(lambda: all_empty(system.up.router), "everybody is back and nothing is left", 60.0)
+def check(system: System, case: Case, answers: list[Answer]) -> None:
+    for answer in answers:
+        if answer.error is not None and case.action == "error" and case.victim == "self":
+            assert type(answer.error) is Internal, answer
+            assert f"failpoint {case.point}" in str(answer.error)
+            continue
+        assert answer.error is None, answer
+        assert answer.tokens == system.expected[answer.temperature][: answer.num_tokens], answer
+
+
+def once(act: Callable[[], None]) -> Callable[[], None]:
+    """Whoever calls first does it."""
+    first = threading.Lock()
+    return lambda: act() if first.acquire(blocking=False) else None

@@ -37,13 +37,14 @@ def ask(router: str, prompt: str) -> Finish:
 
 def test_without_a_bound_links_are_shown_only(tmp_path: Path) -> None:
     with RunningUp(tmp_path, "--prefill", "2", "--decode", "2") as up:
-        found = wait_until_measured(tmp_path, 4)
-        assert {(link["decode_worker"], link["worker_id"]) for link in found} == {
-            (f"decode-{d}", f"prefill-{p}") for d in (0, 1) for p in (0, 1)
+        found = wait_until_measured(tmp_path, 8)
+        assert {(link["decode_worker"], link["worker_id"], link["channel"]) for link in found} == {
+            (f"decode-{d}", f"prefill-{p}", kind) for d in (0, 1) for p in (0, 1) for kind in ("nixl", "grpc")
         }
         assert all(0 < link["rtt_s"] < 5 and link["bytes_per_s"] > 0 for link in found)
         assert all(link["used"] and not link["too_slow"] for link in found)
-        assert ask(up.router, LONG).trail.path == "disaggregated"
+        trail = ask(up.router, LONG).trail
+        assert (trail.path, trail.channel, trail.fallbacks) == ("disaggregated", "nixl", {})
         shown = run(tmp_path, "net").stdout
         assert "µs" in shown
         assert "MiB/s" in shown
@@ -51,8 +52,8 @@ def test_without_a_bound_links_are_shown_only(tmp_path: Path) -> None:
 
 def test_past_a_bound_a_link_is_shown_and_still_used(tmp_path: Path) -> None:
     with RunningUp(tmp_path, DIPTYCH_MAX_RTT_US="0.001") as up:
-        [link] = wait_until_measured(tmp_path, 1)
-        assert (link["too_slow"], link["used"], link["max_rtt_s"]) == (True, True, 1e-9)
+        for link in wait_until_measured(tmp_path, 2):
+            assert (link["too_slow"], link["used"], link["max_rtt_s"]) == (True, True, 1e-9)
         assert "too slow" in run(tmp_path, "net").stdout
         trail = ask(up.router, LONG).trail
         assert (trail.path, trail.fallbacks) == ("disaggregated", {})
@@ -61,8 +62,8 @@ def test_past_a_bound_a_link_is_shown_and_still_used(tmp_path: Path) -> None:
 def test_an_enforced_bound_keeps_every_prompt_local_and_counts_it(tmp_path: Path) -> None:
     told = {"DIPTYCH_MAX_RTT_US": "0.001", "DIPTYCH_ENFORCE_RTT": "true"}
     with RunningUp(tmp_path, "--prefill", "2", **told) as up:
-        found = wait_until_measured(tmp_path, 2)
-        assert [link["used"] for link in found] == [False, False]
+        found = wait_until_measured(tmp_path, 4)
+        assert [link["used"] for link in found] == [False] * 4
         for number in range(3):
             trail = ask(up.router, f"{number} {LONG}").trail
             assert (trail.path, trail.path_reason) == ("local", "link_too_slow")
@@ -75,8 +76,9 @@ def test_an_enforced_bound_keeps_every_prompt_local_and_counts_it(tmp_path: Path
 
 
 def test_a_generous_bound_is_kept(tmp_path: Path) -> None:
-    told = {"DIPTYCH_MAX_RTT_US": "20000000", "DIPTYCH_ENFORCE_RTT": "true"}
+    told = {"DIPTYCH_MAX_RTT_US": "20000000", "DIPTYCH_ENFORCE_RTT": "true", "DIPTYCH_CHANNELS": "grpc"}
     with RunningUp(tmp_path, **told) as up:
         [link] = wait_until_measured(tmp_path, 1)
-        assert (link["too_slow"], link["used"]) == (False, True)
-        assert ask(up.router, LONG).trail.path == "disaggregated"
+        assert (link["too_slow"], link["used"], link["channel"]) == (False, True, "grpc")
+        trail = ask(up.router, LONG).trail
+        assert (trail.path, trail.channel) == ("disaggregated", "grpc")

@@ -23,7 +23,8 @@ from tests.support.running_up import RunningUp, wait_until
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 PROMPT = "A stream outlives whoever carries it. "
-SLOW = {"DIPTYCH_TOY_STEP_DELAY_S": "0.05", "DIPTYCH_DETACH_GRACE_S": "60"}
+SECRET = "a secret of sixteen or more"
+SLOW = {"DIPTYCH_TOY_STEP_DELAY_S": "0.05", "DIPTYCH_DETACH_GRACE_S": "60", "DIPTYCH_SECRET": SECRET}
 SAMPLING = [{}, {"temperature": 0.9, "seed": 7}]
 WAIT_S = 120.0
 
@@ -54,7 +55,7 @@ def second_router(up: RunningUp) -> Process:
     found = re.search(r"^store: ready on (\S+)", up.text, re.MULTILINE)
     assert found
     flags = ("--redis-url", found.group(1), "--model", "toy", "--worker-id", "router-1")
-    return Process("-m", "services.router", *flags)
+    return Process("-m", "services.router", *flags, env=up.env)
 
 
 def inspect(address: str) -> worker_pb2.WorkerStatus:
@@ -232,13 +233,12 @@ def test_a_request_whose_worker_is_gone_with_its_router_is_gone(tmp_path: Path) 
 
 def test_a_router_that_was_given_its_secret_knows_its_tokens_without_the_store(tmp_path: Path) -> None:
     options: Any = {"max_tokens": 150, "ignore_eos": True}
-    secret = {"DIPTYCH_SECRET": "a secret of sixteen or more"}
-    with RunningUp(tmp_path, **SLOW, **secret) as up, client_of(up.router) as client:
+    with RunningUp(tmp_path, **SLOW) as up, client_of(up.router) as client:
         whole = ids_and_text(client.generate(PROMPT, **options))
         answer = client.generate(PROMPT, **options)
         pieces = [next(answer)]
         kill(up, "store")
         kill(up, "router-0")
         pieces += answer
-        assert "a secret of" not in up.text
+        assert SECRET not in up.text
     assert ids_and_text(pieces) == whole

@@ -69,9 +69,9 @@ rest
     prefill: e#1 manifest
     prefill: d#1 over
     client: e token 0
-    client: e token 1
     decode: e#1 chunk 0 landed
     decode: e#1 ended, complete
+    client: e token 1
     client: e token 2
     prefill: e#1 over
     client: e token 3

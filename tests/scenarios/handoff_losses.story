@@ -7,8 +7,8 @@ pass 9.9
 rest
 pass 0.2
 rest
-    client: a token 0
     decode: job of a withdrawn
+    client: a token 0
     client: a token 1, length, local (attempts_failed), begin_timeout 1
 claim yes
 
@@ -41,10 +41,10 @@ rest
     prefill: c#2 chunk 1 is tokens 512 to 600
     prefill: c#2 manifest
     client: c token 0
-    client: c token 1, length, disaggregated (long_prompt), prefill_stalled 1
     decode: c#2 chunk 0 landed
     decode: c#2 chunk 1 landed
     decode: c#2 ended, complete
+    client: c token 1, length, disaggregated (long_prompt), prefill_stalled 1
     prefill: c#2 over
 
 # It is lost outright, twice: then here.

@@ -10,9 +10,9 @@ rest
     prefill: a#1 manifest
     decode: a#1 chunk 1 landed
     client: a token 0
-    client: a token 1
     decode: a#1 chunk 2 landed
     decode: a#1 ended, complete
+    client: a token 1
     client: a token 2, length, disaggregated (long_prompt)
     prefill: a#1 over
 show
@@ -27,9 +27,9 @@ rest
     prefill: b#1 chunk 0 is tokens 0 to 20
     prefill: b#1 manifest
     client: b token 0
-    client: b token 1, length, disaggregated (long_prompt)
     decode: b#1 chunk 0 landed
     decode: b#1 ended, complete
+    client: b token 1, length, disaggregated (long_prompt)
     prefill: b#1 over
 submit a2 600+2
 rest

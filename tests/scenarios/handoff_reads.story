@@ -8,10 +8,10 @@ rest
     prefill: a#1 chunk 1 is tokens 256 to 300
     prefill: a#1 manifest
     client: a token 0
-    client: a token 1, length, disaggregated (long_prompt)
     decode: a#1 chunk 0 landed
     decode: a#1 chunk 1 landed
     decode: a#1 ended, complete
+    client: a token 1, length, disaggregated (long_prompt)
     prefill: a#1 over
 
 # Wrong twice: another attempt, and then here.
@@ -46,9 +46,9 @@ rest
     prefill: c#1 chunk 0 is tokens 0 to 40
     prefill: c#1 manifest
     client: c token 0
-    client: c token 1, length, disaggregated (long_prompt)
     decode: c#1 chunk 0 landed
     decode: c#1 ended, complete
+    client: c token 1, length, disaggregated (long_prompt)
     prefill: c#1 over
 
 # The attempt ends under a read: the slot stays taken until the read has ended.
@@ -74,9 +74,9 @@ rest
     prefill: d#2 chunk 0 is tokens 0 to 40
     prefill: d#2 manifest
     client: d token 0
-    client: d token 1, length, disaggregated (long_prompt), prefill_lost 1
     decode: d#2 chunk 0 landed
     decode: d#2 ended, complete
+    client: d token 1, length, disaggregated (long_prompt), prefill_lost 1
     prefill: d#2 over
 show
     blocks: 0 owned, 10 cached of 256

@@ -11,9 +11,9 @@ rest
     prefill: a#1 chunk 2 is tokens 512 to 700
     prefill: a#1 manifest
     client: a token 0
-    client: a token 1, length, disaggregated (long_prompt)
     decode: a#1 chunk 2 landed
     decode: a#1 ended, complete
+    client: a token 1, length, disaggregated (long_prompt)
     prefill: a#1 over
 
 # A prompt that the prefill worker's pool can't hold fails there; then it is prefilled here.
@@ -23,6 +23,6 @@ rest
     decode: job of b, 100 tokens, 0 held
     decode: attempt 1
     prefill: b#1 over, TooLarge
-    client: b token 0
     decode: b#1 ended, prefill_too_small
+    client: b token 0
     client: b token 1, length, local (attempts_failed), prefill_too_small 1

@@ -1,7 +1,8 @@
 """The hand-off between decode and prefill, as stories: real loops, runner, rings and channel. Commands:
 
 rig NAME=VALUE …                 before anything else; as in PairRig
-submit ID PROMPT+OUTPUT          a request of so many tokens each
+watch                            from now on, each step is told: which request runs how many tokens
+submit ID PROMPT+OUTPUT [PRIORITY]  a request of so many tokens each
 cancel ID
 turn [N]                         every loop turns N times (once), and what they say is carried
 rest                             turns until nothing moves
@@ -21,12 +22,15 @@ from pathlib import Path
 import pytest
 
 from diptych.domain.ids import RequestId
+from diptych.domain.plan import StepPlan
 from diptych.domain.sampling import SamplingParams
 from services.decode import messages as d
 from services.prefill import messages as p
 from tests.support.pair_rig import PairRig
 
-STORIES = sorted(Path(__file__).parent.glob("handoff_*.story"))
+STORIES = sorted(
+    path for kind in ("handoff", "steps") for path in Path(__file__).parent.glob(f"{kind}_*.story")
+)
 
 
 def told(message: object) -> str:
@@ -68,6 +72,10 @@ def told_tokens(out: d.TokensOut) -> str:
     return f"client: {out.request_id} {', '.join(said)}"
 
 
+def told_step(name: str, plan: StepPlan) -> str:
+    return f"{name} runs " + ", ".join(f"{len(step.tokens)} of {step.request_id}" for step in plan.steps)
+
+
 class Story:
     """Runs commands against one rig."""
 
@@ -90,10 +98,15 @@ class Story:
         self._listen()
         return ()
 
-    def do_submit(self, name: str, size: str) -> Iterable[str]:
+    def do_watch(self) -> Iterable[str]:
+        self.rig.on_step = lambda name, plan: self.log.append(told_step(name, plan))
+        return ()
+
+    def do_submit(self, name: str, size: str, priority: str = "0") -> Iterable[str]:
         num_prompt, num_output = map(int, size.split("+"))
         tokens = [(sum(name.rstrip("0123456789").encode()) + 5 * i) % 256 for i in range(num_prompt)]
-        self.rig.submit(name, tokens, SamplingParams(max_tokens=num_output, ignore_eos=True))
+        params = SamplingParams(max_tokens=num_output, ignore_eos=True)
+        self.rig.submit(name, tokens, params, priority=int(priority))
         return ()
 
     def do_cancel(self, name: str) -> Iterable[str]:
@@ -198,4 +211,4 @@ def test_story(path: Path, golden: Callable[[Path, Callable[[str], Iterable[str]
 
 
 def test_there_are_stories() -> None:
-    assert len(STORIES) >= 6
+    assert len(STORIES) >= 12

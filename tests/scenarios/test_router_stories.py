@@ -2,8 +2,9 @@
 
 limits NAME=VALUE …              before anything else; the rest is as in LIMITS
 at SECONDS                       the clock
-workers NAME[#EPOCH][:CAPACITY[/CONTEXT]][@CELL][+REPORTED] …
-                                 what the registry lists; REPORTED: requests that the worker tells of
+workers NAME[#EPOCH][:CAPACITY[/CONTEXT]][@CELL][+REPORTED][~LINK,…] …
+                                 what the registry lists; REPORTED: requests that the worker tells of;
+                                 LINK: microseconds to a prefill worker, s past the bound, x and not used
 up NAME[#EPOCH]                  its session is open
 lost NAME[#EPOCH] REASON         its session broke
 arrive ID PROMPT+OUTPUT [!PRIORITY]
@@ -22,7 +23,7 @@ import pytest
 
 from diptych.domain.errors import DiptychError, Draining, Overloaded, PeerLost
 from diptych.domain.ids import Cell, ChunkHash, Epoch, RequestId, WorkerId
-from diptych.domain.records import Role, WorkerLoad, WorkerRecord
+from diptych.domain.records import Link, Role, WorkerLoad, WorkerRecord
 from services.router.decisions import (
     Abort,
     Arrival,
@@ -56,7 +57,7 @@ LIMITS = Limits(
     redial_max_s=2.0,
 )
 
-WORKER = re.compile(r"(\w+)(?:#(\d+))?(?::(\d+)(?:/(\d+))?)?(?:@(\w+))?(?:\+(\d+))?")
+WORKER = re.compile(r"(\w+)(?:#(\d+))?(?::(\d+)(?:/(\d+))?)?(?:@(\w+))?(?:\+(\d+))?(?:~([\dsx,]+))?")
 
 
 def name_of(ref: WorkerRef) -> str:
@@ -68,14 +69,20 @@ def ref_of(word: str) -> WorkerRef:
     return WorkerRef(WorkerId(name), Epoch(int(epoch or 1)))
 
 
+def link_of(number: int, word: str) -> Link:
+    too_slow, used = word[-1] in "sx", word[-1] != "x"
+    return Link(WorkerId(f"p{number}"), Epoch(1), int(word.rstrip("sx")) * 1e-6, too_slow=too_slow, used=used)
+
+
 def record_of(word: str) -> WorkerRecord:
     match = WORKER.fullmatch(word)
     assert match, f"not a worker: {word}"
-    name, epoch, capacity, context, cell, reported = match.groups()
+    name, epoch, capacity, context, cell, reported, told = match.groups()
+    links = tuple(link_of(number, link) for number, link in enumerate(told.split(",") if told else ()))
     return WorkerRecord(
         WorkerId(name), Role.DECODE, Epoch(int(epoch or 1)), Cell(cell or "main"), "toy", "f0", f"{name}:1",
         capacity_tokens=int(capacity or 1000), max_context=int(context or 0),
-        load=WorkerLoad(num_running=int(reported or 0)),
+        load=WorkerLoad(num_running=int(reported or 0), links=links),
     )  # fmt: skip
 
 

@@ -79,8 +79,16 @@ class FakeSession:
     """One router's stream."""
 
     hello: decode_pb2.SessionHello
+    num_sent: int = 0
+    numbers: list[int] = field(default_factory=list)
+    """Of the messages that came up."""
     outbox: asyncio.Queue[decode_pb2.SessionResponse | None] = field(default_factory=asyncio.Queue)
     heartbeats: int = 0
+
+    def numbered(self, response: decode_pb2.SessionResponse) -> decode_pb2.SessionResponse:
+        self.num_sent += 1
+        response.sequence = self.num_sent
+        return response
 
 
 class FakeDecode(DecodeServicer):
@@ -164,23 +172,24 @@ class FakeDecode(DecodeServicer):
         self.num_sessions += 1
         if self.refuse_sessions:
             raise self.refuse_sessions
-        hello = (await anext(aiter(request_iterator))).hello
+        first = await anext(aiter(request_iterator))
+        hello = first.hello
         assert hello.wire_version == WIRE_VERSION
         if (hello.worker_id, hello.worker_epoch) != (self.worker_id, self.epoch):
             raise Stale("not this process")
-        session = FakeSession(hello)
+        session = FakeSession(hello, numbers=[first.sequence])
         self.sessions.append(session)
         reader = asyncio.create_task(self._read(session, request_iterator))
         try:
             epoch = self.epoch if self.welcome_epoch is None else self.welcome_epoch
             welcome = decode_pb2.SessionWelcome(worker_id=self.worker_id, worker_epoch=epoch)
-            yield decode_pb2.SessionResponse(welcome=welcome)
+            yield session.numbered(decode_pb2.SessionResponse(welcome=welcome))
             while True:
                 response = await self._next(session)
                 if response is None:
                     return
                 if not self.frozen:
-                    yield response
+                    yield session.numbered(response)
         finally:
             reader.cancel()
             self.sessions.remove(session)
@@ -240,6 +249,7 @@ class FakeDecode(DecodeServicer):
     async def _read(self, session: FakeSession, requests: AsyncIterator[decode_pb2.SessionRequest]) -> None:
         try:
             async for request in requests:
+                session.numbers.append(request.sequence)
                 self._take(session, request)
         except grpc.RpcError:
             pass

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from types import TracebackType
 from typing import Any, Self
@@ -17,7 +18,9 @@ from diptych.v1 import common_pb2, router_pb2, worker_pb2
 from diptych.v1.router_pb2_grpc import RouterServicer, add_RouterServicer_to_server
 
 HOLD = "hold"
-"""In a script: say nothing until the caller cancels."""
+"""In a script: nothing comes until the caller cancels but signs of life, where those are wanted."""
+STOP = "stop"
+"""In a script: say nothing until the caller cancels, as a process that was stopped."""
 LOSE = "lose"
 """In a script: end the call as a router does that dies: without a word."""
 
@@ -74,6 +77,11 @@ class FakeRouter(RouterServicer):
         self.status = router_pb2.StatusResponse(router_id="router-0", store_available=True)
         self.models = [router_pb2.Model(name="toy", max_context=4096, fingerprint="f0")]
         self.live: set[str] = set()
+        self.hold_s = DEADLINE_S
+        """How long `HOLD` lasts at most, and what comes then."""
+        self.after_hold: Sequence[Step] = ()
+        self.on_attach: Callable[[], None] = lambda: None
+        """Called at the begin of each Attach."""
         self.cancelled = threading.Event()
         """Set once a caller has given up a stream before its end."""
         self._server = grpc.server(futures.ThreadPoolExecutor(8), options=serving_options())
@@ -85,15 +93,16 @@ class FakeRouter(RouterServicer):
         self, request: router_pb2.GenerateRequest, context: Any
     ) -> Iterator[router_pb2.GenerateResponse]:
         self.requests.append(request)
-        return self._play(context)
+        return self._play(context, request.heartbeat_s)
 
     def Attach(  # noqa: N802
         self, request: router_pb2.AttachRequest, context: Any
     ) -> Iterator[router_pb2.GenerateResponse]:
+        self.on_attach()
         self.attaches.append(request)
-        return self._play(context)
+        return self._play(context, request.heartbeat_s)
 
-    def _play(self, context: Any) -> Iterator[router_pb2.GenerateResponse]:
+    def _play(self, context: Any, heartbeat_s: float) -> Iterator[router_pb2.GenerateResponse]:
         # From the start: a call that is cancelled while we have the floor never resumes this generator.
         script, ended, said_all = self.scripts.pop(0), threading.Event(), []
 
@@ -110,12 +119,25 @@ class FakeRouter(RouterServicer):
                 context.abort_with_status(to_status(step))
             elif step == LOSE:
                 context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+            elif step == HOLD and heartbeat_s:
+                yield from self._hold(ended, heartbeat_s)
+                if ended.is_set():
+                    return
             elif isinstance(step, str):
                 assert ended.wait(DEADLINE_S), "nobody cancelled"
                 return
             else:
                 yield step
         said_all.append(True)
+
+    def _hold(self, ended: threading.Event, heartbeat_s: float) -> Iterator[router_pb2.GenerateResponse]:
+        give_up = time.monotonic() + self.hold_s
+        while not ended.wait(heartbeat_s):
+            if time.monotonic() > give_up:
+                assert self.after_hold, "nobody cancelled"
+                yield from (step for step in self.after_hold if isinstance(step, router_pb2.GenerateResponse))
+                return
+            yield router_pb2.GenerateResponse(request_id="r-1")
 
     def Cancel(self, request: router_pb2.CancelRequest, context: Any) -> router_pb2.CancelResponse:  # noqa: N802
         return router_pb2.CancelResponse(found=request.request_id in self.live)

@@ -13,7 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
+from diptych.domain.fallbacks import fallback_named
 from diptych.domain.ids import Attempt, RequestId, WorkerId
+from diptych.domain.plan import StepOutcome, StepPlan
 from diptych.domain.sampling import SamplingParams
 from diptych.engine.settings import EngineSettings
 from diptych.engine.toy import ToyRunner
@@ -40,6 +42,23 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class WatchedRunner(ToyRunner):
+    """Tells of each step, and moves the clock by what it costs."""
+
+    def __init__(self, rig: PairRig, name: str, **sizes: int) -> None:
+        super().__init__(**sizes)  # type: ignore[arg-type]
+        self._rig = rig
+        self._name = name
+
+    def run(self, plan: StepPlan, stop: Callable[[], bool] | None = None) -> StepOutcome:
+        """As the toy."""
+        self._rig.on_step(self._name, plan)
+        num_decodes = sum(len(step.tokens) == 1 and step.start > 0 for step in plan.steps)
+        self._rig.clock.now += self._rig.step_s if num_decodes else 0.0
+        self._rig.clock.now += self._rig.token_s * (plan.num_tokens - num_decodes)
+        return super().run(plan, stop)
 
 
 class FakePost(Generic[T]):
@@ -79,8 +98,13 @@ class PairRig:
         send_slots: int = 4,
         landing_slots: int = 2,
         max_batch: int = 64,
+        step_ms: int = 0,
+        token_us: int = 0,
     ) -> None:
         self.clock = Clock()
+        self.step_s, self.token_s = step_ms / 1e3, token_us / 1e6
+        """What a step that decodes costs, and each prompt token beside."""
+        self.on_step: Callable[[str, StepPlan], None] = lambda name, plan: None
         self.faults = Faults()
         self.transit: Transit = lambda message: [message]
         self.takes_jobs = [True] * num_prefills
@@ -96,7 +120,7 @@ class PairRig:
         engine = EngineSettings("toy")
         self.decode = DecodeLoop(
             self._posts[0],
-            ToyRunner(num_blocks=num_blocks, block_tokens=block_tokens),
+            WatchedRunner(self, "decode", num_blocks=num_blocks, block_tokens=block_tokens),
             fabric.open(faults=self.faults),
             decode_loop.LoopSettings(
                 engine, HandoffSettings(), [EOS], b"", colocated, threshold, max_batch, 0.25, 1.0,
@@ -107,7 +131,7 @@ class PairRig:
         self.prefills = [
             PrefillLoop(
                 post,
-                ToyRunner(num_blocks=prefill_blocks, block_tokens=block_tokens),
+                WatchedRunner(self, "prefill", num_blocks=prefill_blocks, block_tokens=block_tokens),
                 fabric.open(),
                 prefill_loop.LoopSettings(engine, NO_CHANNEL, send_slots, 2, 30.0, False),
                 self.clock,
@@ -123,8 +147,10 @@ class PairRig:
     def tell_prefill(self, inbox: p.PrefillInbox, number: int = 0) -> None:
         self._posts[1 + number].inboxes.append(inbox)
 
-    def submit(self, name: str, tokens: list[int], params: SamplingParams, num_output: int = 0) -> None:
-        message = d.Submit(RequestId(name), "", "", tokens, num_output, params, 0)
+    def submit(
+        self, name: str, tokens: list[int], params: SamplingParams, num_output: int = 0, priority: int = 0
+    ) -> None:
+        message = d.Submit(RequestId(name), "", "", tokens, num_output, params, priority)
         self.tell(d.DecodeInbox(submits=[message]))
 
     def cancel(self, name: str) -> None:
@@ -207,7 +233,10 @@ class PairRig:
             return False
         job = self.jobs.popleft()
         fingerprint = self.prefills[0].fingerprint
-        asked = d.BeginAsked(takers[0], job.request_id, WorkerId(f"prefill-{takers[0]}"), fingerprint)
+        asked = d.BeginAsked(
+            takers[0], job.request_id, WorkerId(f"prefill-{takers[0]}"), fingerprint,
+            num_attempts=job.num_attempts,
+        )  # fmt: skip
         self.tell(d.DecodeInbox(begins=[asked]))
         self._asked[takers[0]] = job.request_id
         return True
@@ -265,6 +294,8 @@ class PairRig:
                 manifest = d.ManifestReceived(
                     message.key.request_id, message.key.attempt, message.num_chunks, message.num_tokens,
                     message.fingerprint, message.first_token, message.prefill_s, message.num_cached_tokens,
+                    message.num_borrowed_tokens,
+                    {fallback_named(word): times for word, times in message.fallbacks.items()},
                 )  # fmt: skip
                 self.tell(d.DecodeInbox(manifests=[manifest]))
             case p.AttemptOver() if message.failure is not None:

@@ -13,9 +13,10 @@ WAIT_S = 60.0
 class Process:
     """A service from its first line on. Whatever a test does to it, it is gone in the end."""
 
-    def __init__(self, *command: str) -> None:
+    def __init__(self, *command: str, env: dict[str, str] | None = None) -> None:
+        """`env`: its environment; ours where none is given."""
         self.popen = subprocess.Popen(
-            [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
         )
         assert self.popen.stdout
         line = self.popen.stdout.readline()

@@ -21,7 +21,7 @@ from bench.step_profile import Profiler, group_of
 from tests.support.tiny_llama import write_config
 
 TOY_BARE = (sys.executable, "-m", "bench.drivers.bare", "toy", "1", "256")
-TOY_WORKER = (sys.executable, "-m", "bench.drivers.worker", "toy", "1", "256", "8")
+TOY_WORKER = (sys.executable, "-m", "bench.drivers.worker", "toy", "1", "256", "8", "bf16")
 
 
 def spoken(code: str) -> Driver:
@@ -135,7 +135,7 @@ class FakeSubject:
         pass
 
 
-RATES = {engine.OURS: 120.0, engine.BARE: 125.0, engine.VLLM: 100.0}
+RATES = {engine.OURS: 120.0, engine.OURS_AUTO: 300.0, engine.BARE: 125.0, engine.VLLM: 100.0}
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **options: object) -> Report:
@@ -158,11 +158,13 @@ def test_every_case_is_set_beside_every_reference(monkeypatch: pytest.MonkeyPatc
     assert met["decode B1 at 256, 2T", engine.VLLM] is True
     assert met["decode B1 at 256, 2T", "llama.cpp BF16"] is False
     assert met["decode B16 at 256, 2T", "llama.cpp BF16"] is None
+    assert met["decode B1 at 256, 2T, 4-bit layers", engine.VLLM] is True
+    assert ("decode B16 at 256, 2T, 4-bit layers", engine.VLLM) not in met
     assert met["loop, B16 at 256, 2T", engine.BARE] is True
     loop = next(row for row in report.rows if row.name == "loop, B1 at 256, 2T")
     assert loop.ratio == pytest.approx(125 / 120)
     not_run = [row.why for row in report.rows if row.why]
-    assert not_run == ["not run: llama.cpp is not built: make peers"] * 3
+    assert not_run == ["not run: llama.cpp is not built: make peers"] * 4
 
 
 def test_only_what_is_asked_for_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -181,7 +183,7 @@ def test_a_subject_that_is_missing_does_not_keep_the_others(
 
 def test_workers_get_what_the_launcher_gives_them() -> None:
     found = subjects.engine_environment("toy", 2)
-    assert (found["OMP_NUM_THREADS"], found["OMP_WAIT_POLICY"]) == ("2", "PASSIVE")
+    assert (found["OMP_NUM_THREADS"], found["GOMP_SPINCOUNT"]) == ("2", "20000")
     assert not any(name.startswith("DIPTYCH") for name in found)
 
 

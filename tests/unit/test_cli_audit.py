@@ -23,8 +23,10 @@ from diptych.rpc.inspection import Account
 from diptych.store.audit import BusAudit, Claim, ShardAudit
 
 EPOCH = Epoch(2**62 + 1)
-FAR = Link(WorkerId("prefill-0"), EPOCH, 0.0012, float(3 << 20), 4.0, too_slow=True, used=False)
-NEAR = Link(WorkerId("prefill-1"), EPOCH, 40e-6, 0.0, 4.0)
+FAR = Link(
+    WorkerId("prefill-0"), EPOCH, 0.0012, float(3 << 20), 4.0, too_slow=True, used=False, channel="grpc"
+)
+NEAR = Link(WorkerId("prefill-1"), EPOCH, 40e-6, 0.0, 4.0, channel="nixl")
 NEW = Link(WorkerId("prefill-2"), EPOCH)
 HELD = (
     Held("request", "r1", "router-0", 3.0, 4),
@@ -92,9 +94,9 @@ def test_everything_held_is_shown_and_by_whom() -> None:
         ("router", "router-0", "2 live", *["–"] * 7),
         ("decode-0", "request", "r1", "router-0", "4", "3.0 s", "–"),
         ("decode-0", "attempt", "r2/1 [bold]", "prefill-0", "–", "1.0 s", "100.0 s"),
-        ("decode-0", "prefill-0", "1200 µs", "50 µs", "3.0 MiB/s", "4 s ago", "too slow, not used"),
-        ("decode-0", "prefill-1", "40 µs", "50 µs", "–", "4 s ago", "ok"),
-        ("decode-0", "prefill-2", "–", "50 µs", "–", "not yet"),
+        ("decode-0", "prefill-0", "grpc", "1200 µs", "50 µs", "3.0 MiB/s", "4 s ago", "too slow, not used"),
+        ("decode-0", "prefill-1", "nixl", "40 µs", "50 µs", "–", "4 s ago", "ok"),
+        ("decode-0", "prefill-2", "–", "–", "50 µs", "–", "not yet"),
         ("request keys", "2", "admitted 2"),
         ("bus of main", "1 waiting, 1 claimed", "r1 by prefill-0 since 0.5 s"),
     ):

@@ -57,6 +57,13 @@ def test_without_a_threshold_the_service_decides() -> None:
     assert all("--threshold-tokens" not in spec.arguments for spec in children(layout()))
 
 
+def test_a_secret_reaches_the_router_alone_and_is_on_no_command_line() -> None:
+    specs = children(layout(router_secret="hush"))
+    assert [spec.role for spec in specs if spec.environment.get("DIPTYCH_SECRET") == "hush"] == [Role.ROUTER]
+    assert "hush" not in str([spec.arguments for spec in specs]) + repr(layout(router_secret="hush"))
+    assert all("DIPTYCH_SECRET" not in spec.environment for spec in children(layout()))
+
+
 def test_the_store_and_its_password_are_on_no_command_line() -> None:
     for spec in children(layout()):
         assert "secret" not in " ".join(command(spec, 1))
@@ -64,14 +71,18 @@ def test_the_store_and_its_password_are_on_no_command_line() -> None:
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(1, "1"), (2, "1"), (9, "4")])
-def test_engines_share_the_cores_and_sleep_while_they_wait(cores: int, threads: str) -> None:
-    specs = children(layout(cores=cores, preload="libx.so"))
+def test_engines_share_the_cores_and_those_of_one_thread_sleep_while_they_wait(
+    cores: int, threads: str
+) -> None:
+    specs = children(layout(cores=cores, preload="libx.so", openmp="libomp.so"))
+    libraries = "libx.so" if threads == "1" else "libx.so:libomp.so"
     for spec in specs:
         is_engine = spec.role in (Role.PREFILL, Role.DECODE)
         assert spec.environment.get("OMP_NUM_THREADS") == (threads if is_engine else None)
         assert flags(spec).get("--threads") == (threads if is_engine else None)
-        assert spec.environment.get("OMP_WAIT_POLICY") == ("PASSIVE" if is_engine else None)
-        assert spec.environment.get("LD_PRELOAD") == ("libx.so" if is_engine else None)
+        sleeps = is_engine and threads == "1"
+        assert spec.environment.get("OMP_WAIT_POLICY") == ("PASSIVE" if sleeps else None)
+        assert spec.environment.get("LD_PRELOAD") == (libraries if is_engine else None)
     assert all("LD_PRELOAD" not in spec.environment for spec in children(layout()))
 
 

@@ -83,7 +83,8 @@ def test_each_input_is_sent_as_it_is(router: FakeRouter, call: Call, given: Any,
     router.scripts = [[last()]]
     call(router.address, "generate", **given)
     params = common_pb2.SamplingParams(max_tokens=256)
-    assert router.requests == [router_pb2.GenerateRequest(tenant="t", params=params, **sent)]
+    asked = router_pb2.GenerateRequest(tenant="t", params=params, heartbeat_s=0.25, **sent)
+    assert router.requests == [asked]
 
 
 def test_options_are_sent_under_their_names(router: FakeRouter, call: Call) -> None:
@@ -98,7 +99,9 @@ def test_options_are_sent_under_their_names(router: FakeRouter, call: Call) -> N
 
     sent = common_pb2.SamplingParams(**params)
     assert router.requests == [
-        router_pb2.GenerateRequest(model="toy", prompt="Hi", params=sent, tenant="t", **outer)
+        router_pb2.GenerateRequest(
+            model="toy", prompt="Hi", params=sent, tenant="t", heartbeat_s=0.25, **outer
+        )
     ]
 
 

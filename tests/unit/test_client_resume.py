@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +15,7 @@ from diptych.client import course as course_module
 from diptych.client.course import Course
 from diptych.domain import errors
 from diptych.v1 import router_pb2
-from tests.support.fake_router import HOLD, LOSE, FakeRouter, Step, failed, last, pieces
+from tests.support.fake_router import DEADLINE_S, HOLD, LOSE, STOP, FakeRouter, Step, failed, last, pieces
 
 Run = Callable[..., tuple[list[Piece], int]]
 
@@ -59,8 +60,14 @@ def text_of(found: list[Piece]) -> str:
     return "".join(piece.text for piece in found)
 
 
-def attach(resume_token: bytes, next_index: int) -> router_pb2.AttachRequest:
-    return router_pb2.AttachRequest(resume_token=resume_token, next_index=next_index, tenant="t")
+def attach(resume_token: bytes, next_index: int, turn: int = 1) -> router_pb2.AttachRequest:
+    return router_pb2.AttachRequest(
+        resume_token=resume_token,
+        next_index=next_index,
+        tenant="t",
+        heartbeat_s=course_module.HEARTBEAT_S,
+        turn=turn,
+    )
 
 
 def nowhere() -> str:
@@ -79,7 +86,7 @@ def test_a_lost_stream_goes_on_with_the_latest_token(router: FakeRouter, run: Ru
     assert text_of(found) == "abcd"
     assert [t for piece in found for t in piece.tokens] == [100, 101, 102, 103]
     assert num_reattached == 2
-    assert router.attaches == [attach(b"second", 2), attach(b"third", 3)]
+    assert router.attaches == [attach(b"second", 2), attach(b"third", 3, turn=2)]
     assert len(router.requests) == 1
 
 
@@ -130,6 +137,84 @@ def test_without_a_token_a_loss_is_the_end(router: FakeRouter, run: Run) -> None
     with pytest.raises(errors.PeerLost, match="Socket closed"):
         run(router.address)
     assert router.attaches == []
+
+
+def test_a_router_that_stops_is_left_for_another(routers: tuple[FakeRouter, FakeRouter], run: Run) -> None:
+    a, b = routers
+    a.scripts = [[token(b"x"), *pieces("a"), STOP]]
+    b.scripts = [[*pieces("b", first=1), last(index=2)]]
+    found, num_reattached = run([a.address, b.address])
+    assert (text_of(found), num_reattached) == ("ab", 1)
+    assert b.attaches == [attach(b"x", 1)]
+    assert a.cancelled.wait(DEADLINE_S)
+
+
+def test_a_router_that_has_nothing_to_tell_is_not_left(router: FakeRouter, run: Run) -> None:
+    """It lives, for longer than silence is borne."""
+    beats: list[Step] = [token(b"x")] * 3
+    router.scripts = [[*beats, HOLD]]
+    router.hold_s = 2 * course_module.FIRST_PATIENCE * course_module.HEARTBEAT_S
+    router.after_hold = [*pieces("a"), last(index=1)]
+    found, num_reattached = run(router.address)
+    assert (text_of(found), num_reattached) == ("a", 0)
+
+
+def test_a_call_that_fell_silent_is_left_only_for_one_that_speaks(
+    routers: tuple[FakeRouter, FakeRouter], run: Run
+) -> None:
+    """Closed before, it would tell a router that was only busy to end the request."""
+    a, b = routers
+    a.scripts = [[token(b"x"), *pieces("a"), STOP], [*pieces("b", first=1), last(index=2)]]
+    b.scripts = [[STOP]]
+    was_cancelled: list[bool] = []
+    a.on_attach = lambda: was_cancelled.extend([a.cancelled.is_set(), b.cancelled.is_set()])
+    found, _ = run([a.address, b.address])
+    assert text_of(found) == "ab"
+    assert was_cancelled == [False, False]
+    assert [request.turn for request in (*b.attaches, *a.attaches)] == [1, 2]
+    assert a.cancelled.wait(DEADLINE_S)
+    assert b.cancelled.wait(DEADLINE_S)
+
+
+def test_what_no_router_took_in_is_asked_anew(router: FakeRouter, run: Run) -> None:
+    router.scripts = [[LOSE], [router_pb2.GenerateResponse()], [*pieces("a"), last(index=1)]]
+    assert text_of(run(router.address)[0]) == "a"
+    assert len(router.requests) == 3
+    assert router.attaches == []
+
+
+def test_a_request_of_which_no_worker_has_heard_is_asked_anew(router: FakeRouter, run: Run) -> None:
+    gone = errors.Stale("r-1 is not here, or not any more")
+    router.scripts = [[token(b"x"), LOSE], [gone], [*pieces("a"), last(index=1)]]
+    assert text_of(run(router.address)[0]) == "a"
+    assert (len(router.requests), len(router.attaches)) == (2, 1)
+
+
+def test_what_somebody_cancelled_is_not_asked_anew(router: FakeRouter, run: Run) -> None:
+    router.scripts = [[token(b"x"), LOSE], [errors.Cancelled("r-1 was cancelled")]]
+    with pytest.raises(errors.Cancelled):
+        run(router.address)
+
+
+def test_an_answer_to_what_was_asked_anew_is_final(router: FakeRouter, run: Run) -> None:
+    router.scripts = [[LOSE], [errors.Overloaded("the queue is full", retry_after_s=3.0)]]
+    with pytest.raises(errors.Overloaded):
+        run(router.address)
+
+
+def test_when_nobody_is_there_that_is_told_at_once(run: Run) -> None:
+    with pytest.raises(errors.PeerLost, match="failed to connect"):
+        run(nowhere())
+
+
+def test_an_answer_that_is_forgotten_is_closed(router: FakeRouter) -> None:
+    router.scripts = [[*pieces("a"), HOLD]]
+    with Client(router.address) as client:
+        answer = client.generate("Hi")
+        next(answer)
+        del answer
+        gc.collect()
+        assert router.cancelled.wait(DEADLINE_S)
 
 
 def test_who_does_not_want_it_hears_of_the_loss(router: FakeRouter, run: Run) -> None:
@@ -233,6 +318,17 @@ def test_a_closed_client_does_not_attach(router: FakeRouter) -> None:
     with pytest.raises(errors.DiptychError):
         next(answer)
     assert router.attaches == []
+
+
+def test_patience_grows_with_each_silence_up_to_a_bound() -> None:
+    course, borne = Course("t", 1, reattach_s=60.0), []
+    course.take(router_pb2.GenerateResponse(request_id="r", resume_token=b"x"))
+    for _ in range(8):
+        borne.append(course.patience)
+        course.after_loss(course_module.silence("a:1", course.patience), 0.0)
+    assert borne[:3] == [course_module.FIRST_PATIENCE * 2**i for i in range(3)]
+    assert borne[-1] == course_module.MAX_PATIENCE
+    assert Course("t", 1, reattach_s=0.0).patience == course_module.MAX_PATIENCE
 
 
 def test_pauses_grow_up_to_a_bound() -> None:

@@ -51,8 +51,8 @@ class Rig:
             delivery.session.send([delta])
         return self.all.ended(delivery) if reason else []
 
-    def attach(self, session: RouterSession, next_index: int, tenant: str = "acme") -> None:
-        message = decode_pb2.SessionAttach(request_id=NAME, tenant=tenant, next_index=next_index)
+    def attach(self, session: RouterSession, next_index: int, tenant: str = "acme", turn: int = 0) -> None:
+        message = decode_pb2.SessionAttach(request_id=NAME, tenant=tenant, next_index=next_index, turn=turn)
         self.all.attach(session, message)
 
     @property
@@ -257,6 +257,23 @@ def test_the_newest_attachment_wins_and_the_older_hears_of_its_end() -> None:
     rig.all.detach(rig.a)
     rig.wait(GRACE_S + 1)
     assert rig.cancelled == [], "it is not theirs any more"
+
+
+def test_an_attachment_that_comes_late_takes_nothing_from_a_later_one() -> None:
+    rig = Rig()
+    rig.submit(rig.a)
+    rig.draw(b"xy")
+    heard(rig.a)
+    rig.attach(rig.b, 1, turn=2)
+    heard(rig.b)
+    rig.attach(rig.a, 0, turn=1)
+    assert "a later call has attached" in heard(rig.a)[-1].refused.failure.message
+    rig.all.cancel(rig.a, NAME)  # its caller went long ago
+    assert not rig.cancelled
+    rig.draw(b"z")
+    assert [list(delta.tokens) for delta in heard(rig.b)[0].deltas] == [[ord("z")]]
+    rig.attach(rig.a, 3, turn=3)
+    assert heard(rig.a)[0].attached.num_output == 3
 
 
 def test_the_same_session_may_attach_again() -> None:

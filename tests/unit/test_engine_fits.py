@@ -65,6 +65,29 @@ def test_available_memory_minds_the_container(monkeypatch: pytest.MonkeyPatch, t
     assert available_bytes("cpu") > 100 * MIB
 
 
+def test_available_memory_minds_a_container_of_the_older_kind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(fits, "_CONTROL_GROUP", tmp_path)
+    group = tmp_path / "memory"
+    group.mkdir()
+    (group / "memory.usage_in_bytes").write_text(f"{30 * MIB}\n")
+    (group / "memory.stat").write_text(f"inactive_file {MIB}\ntotal_inactive_file {10 * MIB}\n")
+    (group / "memory.limit_in_bytes").write_text(f"{50 * MIB}\n")
+    assert available_bytes("cpu") == 30 * MIB
+    (group / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert available_bytes("cpu") > 100 * MIB
+
+
+def test_what_would_fit_is_said() -> None:
+    with pytest.raises(
+        TooLarge, match=r"; 396 blocks would fit \(6336 tokens: --num-blocks, --max-context\)"
+    ):
+        _fitted(Need(100 * MIB, 400, None), 455)
+    with pytest.raises(TooLarge, match="; a smaller model is needed, or more memory"):
+        _fitted(Need(100 * MIB, 400, None), 300)
+
+
 def test_opening_refuses_before_it_reads_weights(tmp_path: Path) -> None:
     """There are no weight files here: only the sum can refuse."""
     directory = str(write_config(tmp_path))

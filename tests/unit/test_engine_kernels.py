@@ -14,8 +14,18 @@ from torch.nn import functional
 
 pytest.importorskip("numba")
 
+from diptych.engine.kernels.amx import can_multiply
 from diptych.engine.kernels.paged_attention import PagedAttention, paged_attention
-from diptych.engine.kernels.rows import add_norm, gate, norm, rotate_and_keep
+from diptych.engine.kernels.rows import (
+    add_norm,
+    add_norm_spread,
+    gate,
+    gate_spread,
+    norm,
+    norm_spread,
+    rotate_and_keep,
+)
+from diptych.engine.kernels.tiled_attention import can_tile, tiled_decode, tiled_prefill
 from diptych.engine.rope import rotate
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
@@ -96,10 +106,73 @@ def test_paged_attention(shape: tuple[int, int, int], block_tokens: int, ends: l
     torch.testing.assert_close(found.float(), _expected(pool, block_tokens), atol=1e-5, rtol=2**-8)
 
 
+needs_amx = pytest.mark.skipif(not can_multiply(), reason="this CPU has no AMX: the kernels are not used")
+TILED_SHAPES = [(9, 3, 64), (4, 4, 32), (16, 1, 32)]
+tiled = functools.cache(tiled_decode)
+tiled_rows = functools.cache(tiled_prefill)
+
+
+@needs_amx
+@given(
+    shape=st.sampled_from(TILED_SHAPES),
+    block_tokens=st.sampled_from([16, 32]),
+    ends=st.lists(st.sampled_from([*EDGES, 255, 256, 257]) | st.integers(1, 600), min_size=1, max_size=5),
+    seed=st.integers(0, 1 << 30),
+)
+@settings(max_examples=40, deadline=None)
+def test_tiled_decode(shape: tuple[int, int, int], block_tokens: int, ends: list[int], seed: int) -> None:
+    pool = _pool(shape, block_tokens, ends, seed)
+    found = _attended(tiled(*shape, block_tokens, 1), pool)
+    # Queries and values are exact; weights are rounded to bf16, in proportion to what they weigh.
+    torch.testing.assert_close(found.float(), _expected(pool, block_tokens), atol=2e-2, rtol=2**-7)
+
+
+@needs_amx
+@given(
+    shape=st.sampled_from(TILED_SHAPES),
+    block_tokens=st.sampled_from([16, 32]),
+    start=st.sampled_from([0, 1, 15, 16, 255, 256, 300]),
+    num_rows=st.sampled_from([2, 16, 31, 32, 33]) | st.integers(2, 300),
+    threads=st.sampled_from([1, 2]),
+    seed=st.integers(0, 1 << 30),
+)
+@settings(max_examples=40, deadline=None)
+def test_tiled_prefill(
+    shape: tuple[int, int, int], block_tokens: int, start: int, num_rows: int, threads: int, seed: int
+) -> None:
+    num_heads, _, head_size = shape
+    assert can_tile(head_size, block_tokens)
+    end = start + num_rows
+    pool = _pool(shape, block_tokens, [end], seed)
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(num_rows, num_heads + 5, head_size, generator=generator).bfloat16()
+    out = torch.full((num_rows, num_heads, head_size), torch.nan, dtype=torch.bfloat16)
+    tiled_rows(*shape, block_tokens, threads)(
+        rows.data_ptr(), rows.stride(0), pool.keys.data_ptr(), pool.values.data_ptr(), out.data_ptr(),
+        num_rows, start, pool.tables[0],
+    )  # fmt: skip
+    slots = _slots(pool.tables[0], end, block_tokens)
+    queries, keys, values = (
+        part.float().transpose(0, 1)[None]
+        for part in (rows[:, :num_heads], pool.keys[slots], pool.values[slots])
+    )
+    mask = torch.arange(end) <= torch.arange(start, end)[:, None]
+    expected = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
+    torch.testing.assert_close(out.float(), expected[0].transpose(0, 1), atol=2e-2, rtol=2**-7)
+
+
 def test_two_threads_compute_what_one_does() -> None:
     pool = _pool(SHAPES[0], 16, [33, 1, 200, 16], 4)
     one, two = (_attended(compiled(*SHAPES[0], 16, threads), pool) for threads in (1, 2))
     assert torch.equal(one, two)
+
+
+@needs_amx
+def test_tiles_shared_by_two_threads_are_those_of_one() -> None:
+    for ends in ([300], [33, 1, 200, 16]):
+        pool = _pool(SHAPES[0], 16, ends, 4)
+        one, two = (_attended(tiled(*SHAPES[0], 16, threads), pool) for threads in (1, 2))
+        assert torch.equal(one, two)
 
 
 def test_high_scores_neither_overflow_nor_vanish() -> None:
@@ -154,3 +227,24 @@ def test_rotate_and_keep() -> None:
     assert torch.equal(keys[slots], qkv.view(3, -1, head_size)[:, 4:6])
     assert torch.equal(values[slots].float(), before[:, 6:])
     assert not keys[[0, 1, 3, 4, 6]].any()
+
+
+def test_rows_on_several_threads_are_those_of_one() -> None:
+    hidden, delta = (torch.randn(50, 576).bfloat16() for _ in range(2))
+    weight = torch.randn(576).bfloat16()
+    for pair in ((norm, norm_spread), (gate, gate_spread), (add_norm, add_norm_spread)):
+        found = []
+        for run in pair:
+            rows, out = hidden.clone(), torch.zeros(50, 576, dtype=torch.bfloat16)
+            addresses = rows.data_ptr(), delta.data_ptr(), weight.data_ptr(), out.data_ptr()
+            if pair[0] is add_norm:
+                run(*addresses, 50, 576, 1e-5)
+            elif pair[0] is norm:
+                run(addresses[0], *addresses[2:], 50, 576, 1e-5)
+            else:
+                run(addresses[0], addresses[3], 50, 288)
+            found.append((rows, out))
+        (one_rows, one_out), (rows, out) = found
+        assert torch.equal(one_rows, rows)
+        assert torch.equal(one_out, out)
+        assert one_out.any()

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from diptych.domain.fallbacks import Fallback
+from diptych.domain.ids import RequestId
 from diptych.domain.sampling import SamplingParams
 from services.decode import messages as d
 from services.prefill import messages as p
@@ -197,6 +199,50 @@ def test_every_message_twice(rig: PairRig) -> None:
     rig.assert_empty()
 
 
+def test_only_the_first_begin_of_a_job_counts(rig: PairRig) -> None:
+    """Another comes when the bus delivers the job twice, or when whoever claimed it was stopped and wakes."""
+    jobs: list[d.JobPosted] = []
+
+    def keep(message: object) -> list[object]:
+        jobs.extend([message] if isinstance(message, d.JobPosted) else [])
+        return [message]
+
+    rig.transit = keep
+    rig.faults.hold(1)
+    rig.submit("a", prompt(700), greedy(8))
+    rig.pump(lambda: rig.decode.num_reads > 0)
+    rig.jobs.extend(jobs)
+    rig.pump(lambda: rig.decode.load().counters.get("begin_refused", 0) == 1)
+    rig.fail_attempt("a", 1)
+    rig.pump(lambda: len(rig.attempts) == 2)
+    rig.jobs.append(jobs[0])
+    rig.faults.release()
+    rig.pump()
+    assert [key.attempt for _, key in rig.attempts] == [1, 2]
+    assert rig.decode.load().counters["begin_refused"] == 2
+    assert rig.tokens["a"] == colocated(prompt(700), greedy(8))
+    assert rig.finishes["a"][0].trail.fallbacks == {"prefill_lost": 1}
+    rig.assert_empty()
+
+
+@pytest.mark.parametrize("reason", ["claim_stalled", "job_gone"])
+def test_a_job_that_nobody_will_begin_is_posted_anew(rig: PairRig, reason: str) -> None:
+    rig.takes_jobs = [False]
+    rig.submit("a", prompt(700), greedy(8))
+    rig.pump(lambda: bool(rig.jobs))
+    late = rig.jobs[0]
+    rig.tell(d.DecodeInbox(lost_jobs=[d.JobLost(RequestId("a"), Fallback(reason))]))
+    rig.pump(lambda: len(rig.jobs) == 1 and rig.jobs[0] is not late)
+    rig.takes_jobs = [True]
+    rig.jobs.append(late)
+    rig.pump()
+    assert rig.tokens["a"] == colocated(prompt(700), greedy(8))
+    assert rig.finishes["a"][0].trail.fallbacks == {reason: 1}
+    assert rig.finishes["a"][0].trail.path == "disaggregated"
+    assert rig.decode.load().counters["begin_refused"] == 1
+    rig.assert_empty()
+
+
 CANCEL_AT = {
     "queued": lambda rig: True,
     "posted": lambda rig: bool(rig.jobs),
@@ -236,19 +282,5 @@ def test_a_request_larger_than_the_pool_is_refused_at_once() -> None:
     assert failure is not None
     assert failure.kind == "TooLarge"
     assert "33 tokens" in failure.message
-    rig.assert_empty()
-    rig.close()
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_small_pools_make_progress_and_the_text_is_the_same(seed: int) -> None:
-    rig = PairRig(num_blocks=8, threshold=6)
-    names = [f"r{i}" for i in range(2 + seed % 3)]
-    prompts = {name: prompt(4 + (seed * 7 + i * 5) % 12, seed + i) for i, name in enumerate(names)}
-    for name in names:
-        rig.submit(name, prompts[name], greedy(16))
-    rig.pump()
-    for name in names:
-        assert rig.tokens[name] == colocated(prompts[name], greedy(16))
     rig.assert_empty()
     rig.close()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from diptych.domain.fallbacks import Fallback
 from diptych.domain.ids import Cell, Epoch, RequestId, WorkerId
 from diptych.domain.ports import KvChannel, Region
 from diptych.domain.records import ChannelEndpoint, Role, WorkerLoad, WorkerRecord
@@ -16,13 +17,13 @@ from diptych.transfer.faults import Faults
 from diptych.transfer.memory import MemoryFabric
 from services.decode import messages as d
 from services.decode.link_watch import INTERVAL_S, LOST_S, RETRY_S, LinkWatch
-from services.decode.links import LARGE_EVERY, LinkBook, LinkBound, Peer
+from services.decode.links import LARGE_EVERY, LinkBook, LinkBound, Way
 from services.decode.messages import ProbeAsked, ProbeDone
 from services.decode.probes import NUM_SMALL, Probes
 from tests.support.pair_rig import PairRig
 
-NEAR: Peer = (WorkerId("near"), Epoch(1))
-FAR: Peer = (WorkerId("far"), Epoch(2))
+NEAR: Way = (WorkerId("near"), Epoch(1), "grpc")
+FAR: Way = (WorkerId("far"), Epoch(2), "grpc")
 RDMA_S = 50e-6
 DEADLINE_S = 20.0
 
@@ -59,7 +60,7 @@ def test_what_was_never_measured_is_not_too_slow() -> None:
     links = book(1e-9)
     links.measured(FAR, [], 0.0, 1.0)
     assert not links.refuses(FAR)
-    assert not links.refuses((WorkerId("unheard of"), Epoch(3)))
+    assert not links.refuses((WorkerId("unheard of"), Epoch(3), "grpc"))
 
 
 def test_one_bad_moment_condemns_no_link_and_a_lasting_one_does() -> None:
@@ -75,7 +76,7 @@ def test_one_bad_moment_condemns_no_link_and_a_lasting_one_does() -> None:
 def test_a_peer_that_is_gone_is_forgotten_and_a_new_start_is_a_new_peer() -> None:
     links = book()
     links.measured(FAR, [1.0], 5.0, 1.0)
-    links.keep([(FAR[0], Epoch(9))], 2.0)
+    links.keep([(FAR[0], Epoch(9), "grpc")], 2.0)
     assert [(link.epoch, link.rtt_s, link.bytes_per_s) for link in links.links(2.0)] == [(9, 0.0, 0.0)]
     links.measured(FAR, [1.0], 0.0, 3.0)  # what was asked before
     assert not links.refuses(FAR)
@@ -116,9 +117,10 @@ class Peers:
 
     def __init__(self, **endpoint: object) -> None:
         self.now = 100.0
+        self.kinds = ["grpc"]
         self.load = WorkerLoad()
         self.endpoint = ChannelEndpoint("grpc", "127.0.0.1:9", 1, "ab" * 16, 4096)
-        self.watch = LinkWatch(LinkBound(RDMA_S, True), self, lambda: "grpc", lambda: self.now)
+        self.watch = LinkWatch(LinkBound(RDMA_S, True), self, lambda: self.kinds, lambda: self.now)
 
     def __call__(self) -> list[WorkerRecord]:
         return [
@@ -126,7 +128,7 @@ class Peers:
                 *(name, Role.PREFILL, epoch, Cell("main"), "toy", "f", "127.0.0.1:8"),
                 channels=(self.endpoint,), load=self.load,
             )
-            for name, epoch in (NEAR, FAR)
+            for name, epoch, _ in (NEAR, FAR)
         ]  # fmt: skip
 
 
@@ -136,11 +138,11 @@ def test_each_peer_is_measured_in_turn_and_not_again_at_once() -> None:
     assert first is not None
     assert first.region == Region("grpc", "127.0.0.1:9", b"\xab" * 16, 4096)
     assert peers.watch.ask() is None, "one round at a time"
-    peers.watch.measured(ProbeDone(first.worker_id, first.epoch, [30e-6]))
+    peers.watch.measured(ProbeDone(first.worker_id, first.epoch, [30e-6], channel="grpc"))
     second = peers.watch.ask()
     assert second is not None
     assert {first.worker_id, second.worker_id} == {"near", "far"}
-    peers.watch.measured(ProbeDone(second.worker_id, second.epoch, [60e-6]))
+    peers.watch.measured(ProbeDone(second.worker_id, second.epoch, [60e-6], channel="grpc"))
     assert peers.watch.ask() is None
     assert peers.watch.refuses((second.worker_id, second.epoch))
     peers.now += 1.3 * INTERVAL_S
@@ -161,6 +163,7 @@ def test_a_peer_without_a_probe_region_is_not_read(key: str, num_bytes: int) -> 
     peers.endpoint = ChannelEndpoint("grpc", "127.0.0.1:9", 1, key, num_bytes)
     assert peers.watch.ask() is None
     assert len(peers.watch.links()) == 2, "it is shown"
+    peers.watch.measured(ProbeDone(NEAR[0], NEAR[1], [1.0], channel="nixl"))
     peers.endpoint = ChannelEndpoint("nixl", "127.0.0.1:9", 1, "ab", 64)
     assert peers.watch.ask() is None, "another channel's region"
 
@@ -169,11 +172,11 @@ def test_no_time_means_soon_again_and_a_failure_is_counted() -> None:
     peers = Peers()
     asked = peers.watch.ask()
     assert asked is not None
-    peers.watch.measured(ProbeDone(asked.worker_id, asked.epoch))
+    peers.watch.measured(ProbeDone(asked.worker_id, asked.epoch, channel="grpc"))
     peers.now += RETRY_S
     other = peers.watch.ask()
     assert other is not None
-    peers.watch.measured(ProbeDone(other.worker_id, other.epoch, error="gone"))
+    peers.watch.measured(ProbeDone(other.worker_id, other.epoch, error="gone", channel="grpc"))
     again = peers.watch.ask()
     assert again is not None
     assert again.worker_id == asked.worker_id
@@ -222,9 +225,9 @@ def reading() -> Iterator[Reading]:
 
 @pytest.mark.parametrize("large", [True, False])
 def test_a_round_reads_small_pieces_and_perhaps_a_large_one(reading: Reading, large: bool) -> None:
-    reading.probes.ask(ProbeAsked(*NEAR, reading.region, large))
+    reading.probes.ask(ProbeAsked(*NEAR[:2], reading.region, large))
     [done] = reading.finish()
-    assert (done.worker_id, done.epoch, done.error) == (*NEAR, "")
+    assert (done.worker_id, done.epoch, done.error) == (*NEAR[:2], "")
     assert len(done.rtts) == NUM_SMALL
     assert all(rtt_s > 0 for rtt_s in done.rtts)
     assert (done.bytes_per_s > 0) is large
@@ -234,10 +237,10 @@ def test_a_round_reads_small_pieces_and_perhaps_a_large_one(reading: Reading, la
 
 
 def test_work_ends_a_round_with_what_there_is(reading: Reading) -> None:
-    reading.probes.ask(ProbeAsked(*NEAR, reading.region))
-    assert reading.probes.turn(busy=True) == [ProbeDone(*NEAR)]
+    reading.probes.ask(ProbeAsked(*NEAR[:2], reading.region))
+    assert reading.probes.turn(busy=True) == [ProbeDone(*NEAR[:2], channel="memory")]
     assert reading.faults.num_reads == 0
-    reading.probes.ask(ProbeAsked(*NEAR, reading.region))
+    reading.probes.ask(ProbeAsked(*NEAR[:2], reading.region))
     assert reading.probes.turn(busy=False) == []
     assert reading.woken.wait(DEADLINE_S)
     [done] = reading.probes.turn(busy=True)
@@ -246,24 +249,24 @@ def test_work_ends_a_round_with_what_there_is(reading: Reading) -> None:
 
 def test_a_second_question_meanwhile_is_put_off(reading: Reading) -> None:
     reading.faults.hold(1)
-    reading.probes.ask(ProbeAsked(*NEAR, reading.region))
+    reading.probes.ask(ProbeAsked(*NEAR[:2], reading.region))
     assert reading.probes.turn(busy=False) == []
-    reading.probes.ask(ProbeAsked(*FAR, reading.region))
-    assert reading.probes.turn(busy=False) == [ProbeDone(*FAR)]
+    reading.probes.ask(ProbeAsked(*FAR[:2], reading.region))
+    assert reading.probes.turn(busy=False) == [ProbeDone(*FAR[:2], channel="memory")]
     reading.faults.release()
     assert [done.worker_id for done in reading.finish()] == ["near"]
 
 
 def test_a_read_that_fails_ends_the_round(reading: Reading) -> None:
     reading.faults.fail(2)
-    reading.probes.ask(ProbeAsked(*NEAR, reading.region))
+    reading.probes.ask(ProbeAsked(*NEAR[:2], reading.region))
     [done] = reading.finish()
     assert len(done.rtts) == 1
     assert done.error
 
 
 def test_a_region_that_cannot_be_read_is_an_error_not_a_crash(reading: Reading) -> None:
-    reading.probes.ask(ProbeAsked(*NEAR, Region("grpc", "127.0.0.1:9", b"k", 64)))
+    reading.probes.ask(ProbeAsked(*NEAR[:2], Region("grpc", "127.0.0.1:9", b"k", 64)))
     [done] = reading.probes.turn(busy=False)
     assert "grpc" in done.error
 
@@ -299,7 +302,7 @@ def test_a_job_that_waits_when_the_last_link_becomes_too_slow_is_taken_back(rig:
     rig.pump(lambda: bool(rig.jobs))
     rig.tell(d.DecodeInbox(surroundings=[d.Surroundings(0, True, num_too_slow=1)]))
     rig.pump()
-    assert rig.finishes["a"][0].trail.fallbacks["link_too_slow"] >= 1
+    assert rig.finishes["a"][0].trail.fallbacks[Fallback.LINK_TOO_SLOW] >= 1
     assert not rig.jobs
     rig.assert_empty()
 

@@ -145,12 +145,12 @@ BROKEN: list[tuple[Damage, str]] = [
     (config(architectures=["GPT2LMHeadModel"]), "GPT2LMHeadModel"),
     (config(architectures=None), "LlamaForCausalLM"),
     (config(quantization_config={"bits": 4}), "quantization_config"),
-    (config(vocab_size=262), "embeddings of 263 tokens, config.json's vocab_size is 262"),
+    (config(vocab_size=262), f"tensor {EMBEDDING} is [263, 64], config.json says [262, 64]"),
     (gone("model.safetensors"), "model.safetensors: missing"),
     (cut("model.safetensors", 4000), "model.safetensors: torn: 4000 bytes, its header speaks of"),
     (gone("tokenizer.json"), "tokenizer.json: missing"),
     (cut("tokenizer.json", 1000), "tokenizer.json: torn, or not a tokenizer"),
-    (tensors(("other", "F32", (1,))), f"hold no {EMBEDDING}"),
+    (tensors(("other", "F32", (1,))), f"tensor {EMBEDDING} is missing (and 19 more)"),
     (text(INDEX, '{"weight_map": {"a": "b.safetensors"}}'), "b.safetensors: missing"),
     (text(INDEX, "{}"), "index.json: torn: it names no files"),
     (text(INDEX, '{"weight_map": {"a": "../x"}}'), "index.json: torn: it names '../x'"),
@@ -167,8 +167,14 @@ def test_a_directory_that_can_not_be_loaded(directory: Path, damage: Damage, exp
     assert str(directory) in str(caught.value)
 
 
+def specs_of(directory: Path) -> dict[str, tuple[str, str, tuple[int, ...]]]:
+    specs = safetensors_file.read_header(directory / "model.safetensors")[1]
+    return {spec.name: (spec.name, spec.dtype, spec.shape) for spec in specs}
+
+
 def test_a_tokenizer_with_more_ids_than_the_model(directory: Path) -> None:
-    weights_of(directory, (EMBEDDING, "F32", (260, 64)))
+    specs = specs_of(directory) | {EMBEDDING: (EMBEDDING, "F32", (260, 64))}
+    weights_of(directory, *specs.values())
     edit(directory / "config.json", vocab_size=260)
     with pytest.raises(
         Unsupported, match=r"tokenizer\.json: ids up to 262, but the model's vocabulary has 260"
@@ -177,16 +183,26 @@ def test_a_tokenizer_with_more_ids_than_the_model(directory: Path) -> None:
 
 
 def test_shards_are_one_model(directory: Path) -> None:
-    (directory / "model.safetensors").rename(directory / "model-1.safetensors")
-    weights_of(directory, ("extra", "F32", (2, 2)))
-    (directory / "model.safetensors").rename(directory / "model-2.safetensors")
-    index = {"weight_map": {EMBEDDING: "model-1.safetensors", "extra": "model-2.safetensors"}}
-    (directory / INDEX).write_text(json.dumps(index))
+    specs = list(specs_of(directory).values())
+    (directory / "model.safetensors").unlink()
+
+    def shard(number: int, *of: tuple[str, str, tuple[int, ...]], fill: int = 0) -> None:
+        tensors = [safetensors_file.TensorSpec(*spec) for spec in of]
+        arrays = [np.full(spec.num_bytes, fill, np.uint8) for spec in tensors]
+        safetensors_file.write(directory / f"model-{number}.safetensors", tensors, arrays)
+
+    parts = {1: specs[::2], 2: specs[1::2]}
+    for number, part in parts.items():
+        shard(number, *part)
+    index = {spec[0]: f"model-{number}.safetensors" for number, part in parts.items() for spec in part}
+    (directory / INDEX).write_text(json.dumps({"weight_map": index}))
     assert resolve(str(directory)).path == directory
     before = weights_digest(directory)
-    weights_of(directory, ("extra", "F32", (1, 4)))
-    (directory / "model.safetensors").rename(directory / "model-2.safetensors")
+    shard(2, *parts[2], fill=1)
     assert weights_digest(directory) != before
+    shard(2, *parts[2][1:])
+    with pytest.raises(Unsupported, match=f"tensor {parts[2][0][0]} is missing"):
+        resolve(str(directory))
 
 
 def test_a_file_that_is_no_model(tmp_path: Path) -> None:

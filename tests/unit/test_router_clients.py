@@ -1,6 +1,7 @@
 """Clients that cancel, go away, read slowly or come too many; and what the router tells of itself."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 
 import grpc
@@ -8,12 +9,15 @@ import pytest
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
 
 from diptych.client.aio import AsyncClient
-from diptych.domain.errors import DiptychError, Draining, Overloaded
+from diptych.client.values import Piece
+from diptych.domain.errors import DiptychError, Draining, InvalidField, Overloaded
 from diptych.rpc.status import from_rpc_error
 from diptych.v1 import router_pb2
 from diptych.v1.router_pb2_grpc import RouterStub
 from services.router.decisions import Reason
+from services.router.requests import CheckedRequest
 from services.router.server import REQUEST_ID
+from services.router.validate import Validator
 from tests.support.fake_decode import FakeDecode, expected_output, until
 from tests.support.router_rig import RouterRig, tokens_of
 
@@ -190,8 +194,12 @@ async def test_draining_finishes_streams_and_refuses_new_ones(worker: FakeDecode
 
 
 async def test_draining_is_bounded(worker: FakeDecode) -> None:
-    async with RouterRig(worker) as rig:
-        running = asyncio.create_task(rig.generate("hello", 2))
+    async with RouterRig(worker) as rig, AsyncClient(rig.server.address, reattach_s=0.0) as client:
+
+        async def generate() -> list[Piece]:
+            return [piece async for piece in client.generate("hello", max_tokens=2)]
+
+        running = asyncio.create_task(generate())
         await until(lambda: worker.running)
         assert not await rig.server.drain(0.1)
 
@@ -271,3 +279,68 @@ async def test_metrics_tell_of_the_same_requests(worker: FakeDecode) -> None:
         str(point.attributes["diptych.event"]) for point in points["diptych.events"] if point.attributes
     }
     assert events == {"client_gone"}
+
+
+async def test_a_quiet_request_gives_the_signs_of_life_that_were_asked_for(worker: FakeDecode) -> None:
+    async with RouterRig(worker) as rig, grpc.aio.insecure_channel(rig.server.address) as channel:
+        await rig.linked()
+        request = router_pb2.GenerateRequest(prompt="hello", heartbeat_s=0.05)
+        request.params.max_tokens = 2
+        call = RouterStub(channel).Generate(request)
+        messages = aiter(call)
+        signs = [await anext(messages) for _ in range(4)]
+        assert [(sign.request_id, sign.index, list(sign.tokens)) for sign in signs] == [
+            (signs[0].request_id, 0, [])
+        ] * 4
+        assert signs[0].request_id
+        assert signs[0].resume_token
+        worker.step()
+        worker.step()
+        rest = [message async for message in messages]
+        tokens = [token for message in rest for token in message.tokens]
+        assert tokens == expected_output(b"hello", 2)
+        assert rest[-1].HasField("finish")
+
+
+async def test_nobody_gets_signs_of_life_who_did_not_ask(worker: FakeDecode) -> None:
+    async with RouterRig(worker) as rig, grpc.aio.insecure_channel(rig.server.address) as channel:
+        request = router_pb2.GenerateRequest(prompt="hello")
+        request.params.max_tokens = 2
+        call = RouterStub(channel).Generate(request)
+        await until(lambda: worker.running)
+        worker.step()
+        worker.step()
+        messages = [message async for message in call]
+        assert all(message.tokens or message.HasField("finish") for message in messages)
+
+
+async def test_a_request_that_is_being_looked_at_gives_signs_of_life_too(
+    worker: FakeDecode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at, check = asyncio.Event(), Validator.check
+
+    async def slow(self: Validator, request: router_pb2.GenerateRequest) -> CheckedRequest:
+        await looked_at.wait()
+        return await check(self, request)
+
+    monkeypatch.setattr(Validator, "check", slow)
+    async with RouterRig(worker) as rig, grpc.aio.insecure_channel(rig.server.address) as channel:
+        request = router_pb2.GenerateRequest(prompt="", heartbeat_s=0.05)
+        call = RouterStub(channel).Generate(request)
+        assert [await call.read() for _ in range(3)] == [router_pb2.GenerateResponse()] * 3
+        looked_at.set()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            while True:
+                await call.read()
+        assert isinstance(from_rpc_error(refused.value), InvalidField)
+
+
+@pytest.mark.parametrize("heartbeat_s", [-1.0, 0.001, 1e9, math.nan, math.inf])
+async def test_signs_of_life_have_bounds(worker: FakeDecode, heartbeat_s: float) -> None:
+    async with RouterRig(worker) as rig, grpc.aio.insecure_channel(rig.server.address) as channel:
+        call = RouterStub(channel).Generate(router_pb2.GenerateRequest(prompt="a", heartbeat_s=heartbeat_s))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call.read()
+        error = from_rpc_error(refused.value)
+        assert isinstance(error, InvalidField)
+        assert error.field == "heartbeat_s"

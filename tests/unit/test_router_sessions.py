@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from diptych.domain.errors import Draining, Internal, LayoutMismatch, Overloaded, TransferFailed
+from diptych.domain.ids import RequestId
 from diptych.domain.records import Role
 from diptych.v1 import common_pb2, decode_pb2
-from tests.support.fake_decode import FakeDecode, expected_output, until
+from tests.support.fake_decode import DEADLINE_S, FakeDecode, expected_output, until
 from tests.support.router_rig import RouterRig, text_of, tokens_of
 
 
@@ -143,6 +144,60 @@ async def test_deltas_of_requests_that_are_not_there_change_nothing() -> None:
         worker.step()
 
         assert tokens_of(await running) == expected_output(b"hello", 2)
+
+
+async def test_a_message_that_comes_again_is_passed_over() -> None:
+    # Silent between steps, so that numbers are the test's.
+    async with FakeDecode(manual=True, heartbeat_s=DEADLINE_S) as worker:
+        async with RouterRig(worker, session_silent_s=DEADLINE_S) as rig:
+            running = asyncio.create_task(rig.generate("hello", 3))
+            await until(lambda: worker.running)
+            (session,) = worker.sessions
+            (request_id,) = worker.running
+            worker.step()
+            await until(lambda: rig.loop.live[RequestId(request_id)].output)
+            session.num_sent -= 1
+            worker.send(session, decode_pb2.Delta(request_id=request_id, index=1, tokens=[1, 2]))
+            worker.step()
+            worker.step()
+
+            assert tokens_of(await running) == expected_output(b"hello", 3)
+            assert worker.num_sessions == 1
+
+
+async def test_where_a_message_is_missing_the_request_moves() -> None:
+    async with FakeDecode("w0", manual=True) as w0, FakeDecode("w1") as w1, RouterRig(w0) as rig:
+        running = asyncio.create_task(rig.generate("hello", 8))
+        await until(lambda: w0.running)
+        w0.step()
+        (request_id,) = w0.running
+        await until(lambda: rig.loop.live[RequestId(request_id)].output)
+        rig.list(w0, w1)
+        await rig.linked()
+        w0.sessions[0].num_sent += 1
+        w0.step()
+        pieces = await running
+
+        assert tokens_of(pieces) == expected_output(b"hello", 8)
+        finish = pieces[-1].finish
+        assert finish
+        assert finish.trail.fallbacks == {"decode_lost": 1}
+        assert [submit.num_output for submit in w1.submits] == [1]
+
+
+async def test_each_session_has_a_number_of_its_own_and_each_message_too() -> None:
+    async with FakeDecode() as worker, RouterRig(worker) as rig:
+        await rig.linked()
+        hellos = [worker.sessions[0].hello]
+        await worker.restart()
+        rig.list(worker)
+        await rig.linked()
+        hellos.append(worker.sessions[0].hello)
+        await until(lambda: worker.sessions[0].heartbeats >= 3)
+
+        assert hellos[0].session < hellos[1].session
+        numbers = worker.sessions[0].numbers
+        assert numbers == list(range(1, len(numbers) + 1))
 
 
 async def test_what_fails_before_the_first_token_is_a_status() -> None:

@@ -23,7 +23,7 @@ def test_every_kind_that_is_named_opens_and_reads_from_its_like(kind: str) -> No
 
 
 def test_an_unknown_kind_names_those_that_are() -> None:
-    with pytest.raises(InvalidField, match="grpc, memory, is 'pigeon'"):
+    with pytest.raises(InvalidField, match="grpc, memory, nixl, is 'pigeon'"):
         open_channel("pigeon", "127.0.0.1", 0)
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numba
 import numpy as np
 
-from diptych.engine.kernels.jit import kernel, part
+from diptych.engine.kernels.jit import kernel, part, spread_kernel
 from diptych.engine.kernels.vectors import (
     LANES,
     add,
@@ -30,19 +31,45 @@ from diptych.engine.kernels.vectors import (
 _BYTES = LANES * 2  # of a vector in bf16
 
 
+@part
+def _norm(hidden: int, weight: int, out: int, width: int, eps: float) -> None:
+    squares = fill(np.float32(0))
+    for at in range(0, width * 2, _BYTES):
+        value = load_bf16(hidden + at)
+        squares = fma(value, value, squares)
+    inverse = fill(np.float32(1) / np.sqrt(total(squares) / np.float32(width) + np.float32(eps)))
+    for at in range(0, width * 2, _BYTES):
+        store_bf16(out + at, mul(mul(load_bf16(hidden + at), inverse), load_bf16(weight + at)))
+
+
+@part
+def _add_norm(hidden: int, delta: int, weight: int, out: int, width: int, eps: float) -> None:
+    for at in range(0, width * 2, _BYTES):
+        store_bf16(hidden + at, add(load_bf16(hidden + at), load_bf16(delta + at)))
+    _norm(hidden, weight, out, width, eps)
+
+
+@part
+def _gate(gate_up: int, out: int, width: int) -> None:
+    zero, one = np.float32(0), np.float32(1)
+    for at in range(0, width * 2, _BYTES):
+        value = load_bf16(gate_up + at)
+        silu = div(value, add(fill(one), exp(sub(fill(zero), value))))
+        store_bf16(out + at, mul(silu, load_bf16(gate_up + width * 2 + at)))
+
+
 @kernel
 def norm(hidden: int, weight: int, out: int, num_rows: int, width: int, eps: float) -> None:
     """Root mean square norm of `hidden` [rows, width] times `weight` [width], to `out` [rows, width]."""
-    zero, one = np.float32(0), np.float32(1)
     for row in range(num_rows):
-        begin = row * width * 2
-        squares = fill(zero)
-        for at in range(begin, begin + width * 2, _BYTES):
-            value = load_bf16(hidden + at)
-            squares = fma(value, value, squares)
-        inverse = fill(one / np.sqrt(total(squares) / np.float32(width) + np.float32(eps)))
-        for at in range(begin, begin + width * 2, _BYTES):
-            store_bf16(out + at, mul(mul(load_bf16(hidden + at), inverse), load_bf16(weight + at - begin)))
+        _norm(hidden + row * width * 2, weight, out + row * width * 2, width, eps)
+
+
+@spread_kernel
+def norm_spread(hidden: int, weight: int, out: int, num_rows: int, width: int, eps: float) -> None:
+    """`norm` on several threads."""
+    for row in numba.prange(num_rows):
+        _norm(hidden + row * width * 2, weight, out + row * width * 2, width, eps)
 
 
 @kernel
@@ -50,21 +77,31 @@ def add_norm(hidden: int, delta: int, weight: int, out: int, num_rows: int, widt
     """Adds `delta` to `hidden`, both [rows, width]; then `norm`, of the rounded sum."""
     for row in range(num_rows):
         begin = row * width * 2
-        for at in range(begin, begin + width * 2, _BYTES):
-            store_bf16(hidden + at, add(load_bf16(hidden + at), load_bf16(delta + at)))
-        norm(hidden + begin, weight, out + begin, 1, width, eps)
+        _add_norm(hidden + begin, delta + begin, weight, out + begin, width, eps)
+
+
+@spread_kernel
+def add_norm_spread(
+    hidden: int, delta: int, weight: int, out: int, num_rows: int, width: int, eps: float
+) -> None:
+    """`add_norm` on several threads."""
+    for row in numba.prange(num_rows):
+        begin = row * width * 2
+        _add_norm(hidden + begin, delta + begin, weight, out + begin, width, eps)
 
 
 @kernel
 def gate(gate_up: int, out: int, num_rows: int, width: int) -> None:
     """silu(gate) * up: of `gate_up` [rows, 2 * width] to `out` [rows, width]."""
-    zero, one = np.float32(0), np.float32(1)
     for row in range(num_rows):
-        source, target = gate_up + row * width * 4, out + row * width * 2
-        for at in range(0, width * 2, _BYTES):
-            value = load_bf16(source + at)
-            silu = div(value, add(fill(one), exp(sub(fill(zero), value))))
-            store_bf16(target + at, mul(silu, load_bf16(source + width * 2 + at)))
+        _gate(gate_up + row * width * 4, out + row * width * 2, width)
+
+
+@spread_kernel
+def gate_spread(gate_up: int, out: int, num_rows: int, width: int) -> None:
+    """`gate` on several threads."""
+    for row in numba.prange(num_rows):
+        _gate(gate_up + row * width * 4, out + row * width * 2, width)
 
 
 @part
@@ -87,11 +124,10 @@ RotateAndKeep = Callable[[int, int, int, int, int, int, int, int], None]
 head_size / 2], slots [rows], keys and values [slots, kv_heads * head_size]); integers are int64."""
 
 
-def rotate_and_keep(num_heads: int, num_kv_heads: int, head_size: int) -> RotateAndKeep:
+def rotate_and_keep(num_heads: int, num_kv_heads: int, head_size: int, num_threads: int = 1) -> RotateAndKeep:
     """Rotates the queries and keys of `qkv` in place by their positions, and copies keys and values to their
     slots. `head_size` is a multiple of 32."""
 
-    @kernel
     def run(
         qkv: int, num_rows: int, positions: int, cosines: int, sines: int, slots: int, keys: int, values: int
     ) -> None:
@@ -100,7 +136,15 @@ def rotate_and_keep(num_heads: int, num_kv_heads: int, head_size: int) -> Rotate
             num_heads, num_kv_heads, head_size,
         )  # fmt: skip
 
-    return run
+    def spread_run(
+        qkv: int, num_rows: int, positions: int, cosines: int, sines: int, slots: int, keys: int, values: int
+    ) -> None:
+        for row in numba.prange(num_rows):
+            rotate_and_keep_row(
+                qkv, row, positions, cosines, sines, slots, keys, values, num_heads, num_kv_heads, head_size
+            )
+
+    return kernel(run) if num_threads == 1 else spread_kernel(spread_run)
 
 
 @part
@@ -109,17 +153,27 @@ def rotate_and_keep_rows(
     num_heads: int, num_kv_heads: int, head_size: int,
 ) -> None:  # fmt: skip
     """See `rotate_and_keep`."""
-    head_bytes, slot_bytes = head_size * 2, num_kv_heads * head_size * 2
-    row_bytes = num_heads * head_bytes + 2 * slot_bytes
     for row in range(num_rows):
-        source = qkv + row * row_bytes
-        angles = load_int(positions + row * 8) * head_size * 2
-        new_keys = source + num_heads * head_bytes
-        for head in range(source, new_keys + slot_bytes, head_bytes):
-            _rotate(head, cosines + angles, sines + angles, head_size // 2)
-        slot = load_int(slots + row * 8) * slot_bytes
-        _copy(new_keys, keys + slot, slot_bytes)
-        _copy(new_keys + slot_bytes, values + slot, slot_bytes)
+        rotate_and_keep_row(
+            qkv, row, positions, cosines, sines, slots, keys, values, num_heads, num_kv_heads, head_size
+        )
+
+
+@part
+def rotate_and_keep_row(
+    qkv: int, row: int, positions: int, cosines: int, sines: int, slots: int, keys: int, values: int,
+    num_heads: int, num_kv_heads: int, head_size: int,
+) -> None:  # fmt: skip
+    """One row of them."""
+    head_bytes, slot_bytes = head_size * 2, num_kv_heads * head_size * 2
+    source = qkv + row * (num_heads * head_bytes + 2 * slot_bytes)
+    angles = load_int(positions + row * 8) * head_size * 2
+    new_keys = source + num_heads * head_bytes
+    for head in range(source, new_keys + slot_bytes, head_bytes):
+        _rotate(head, cosines + angles, sines + angles, head_size // 2)
+    slot = load_int(slots + row * 8) * slot_bytes
+    _copy(new_keys, keys + slot, slot_bytes)
+    _copy(new_keys + slot_bytes, values + slot, slot_bytes)
 
 
 @kernel

@@ -7,13 +7,15 @@ or quadruples of NEON ones. Addresses are integers; nothing has to be aligned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic, models, register_model
+from numba.extending import models, register_model
+
+from diptych.engine.kernels.llvm import call, operation, pointer
 
 LANES = 16
 
@@ -39,39 +41,12 @@ class _FloatsModel(models.PrimitiveModel):
         super().__init__(manager, kind, _VECTOR)  # type: ignore[no-untyped-call]
 
 
-def _operation(result: Any, parameters: Sequence[Any], emit: Callable[..., Any]) -> Any:
-    """A function for kernels: `emit` gets LLVM's builder and arguments, and returns a value or None."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        value = emit(builder, *arguments)
-        return context.get_dummy_value() if value is None else value
-
-    signature = result(*parameters)
-    arities: tuple[Callable[..., Any], ...] = (
-        lambda context, a: (signature, generate),
-        lambda context, a, b: (signature, generate),
-        lambda context, a, b, c: (signature, generate),
-    )
-    return intrinsic(arities[len(parameters) - 1])
-
-
 def _all(kind: Any, value: float) -> Any:
     return ir.Constant(kind, [value] * LANES)
 
 
-def _llvm(builder: Any, name: str, kind: Any, arguments: Sequence[Any], **options: Any) -> Any:
-    """Calls one of LLVM's intrinsic functions."""
-    signature = ir.FunctionType(kind, [argument.type for argument in arguments])
-    found = builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
-    return builder.call(found, arguments, **options)
-
-
-def _pointer(builder: Any, address: Any, kind: Any) -> Any:
-    return builder.inttoptr(address, kind.as_pointer())
-
-
 def _emit_load_bf16(builder: Any, address: Any) -> Any:
-    halves = builder.load(_pointer(builder, address, _HALVES), align=2)
+    halves = builder.load(pointer(builder, address, _HALVES), align=2)
     return builder.bitcast(builder.shl(builder.zext(halves, _BITS), _all(_BITS, 16)), _VECTOR)
 
 
@@ -81,11 +56,11 @@ def _emit_store_bf16(builder: Any, address: Any, value: Any) -> None:
     odd = builder.and_(builder.lshr(bits, _all(_BITS, 16)), _all(_BITS, 1))
     rounded = builder.add(builder.add(bits, _all(_BITS, 0x7FFF)), odd)
     halves = builder.trunc(builder.lshr(rounded, _all(_BITS, 16)), _HALVES)
-    builder.store(halves, _pointer(builder, address, _HALVES), align=2)
+    builder.store(halves, pointer(builder, address, _HALVES), align=2)
 
 
 def _emit_load_nibbles(builder: Any, address: Any, shift: Any) -> Any:
-    packed = builder.zext(builder.load(_pointer(builder, address, _BYTES), align=1), _BITS)
+    packed = builder.zext(builder.load(pointer(builder, address, _BYTES), align=1), _BITS)
     amount = _splat(builder, builder.trunc(shift, _I32), _BITS)
     return builder.uitofp(builder.and_(builder.lshr(packed, amount), _all(_BITS, 15)), _VECTOR)
 
@@ -97,40 +72,104 @@ def _splat(builder: Any, scalar: Any, kind: Any) -> Any:
 
 
 def _emit_store(builder: Any, address: Any, value: Any) -> None:
-    builder.store(value, _pointer(builder, address, value.type), align=4)
+    builder.store(value, pointer(builder, address, value.type), align=4)
 
 
 def _emit_total(builder: Any, value: Any) -> Any:
     arguments = (ir.Constant(_F32, -0.0), value)
-    return _llvm(builder, "llvm.vector.reduce.fadd.v16f32", _F32, arguments, fastmath=("reassoc",))
+    return call(builder, "llvm.vector.reduce.fadd.v16f32", _F32, arguments, fastmath=("reassoc",))
+
+
+def _emit_higher(builder: Any, a: Any, b: Any) -> Any:
+    # Not llvm.maxnum, whose rule for NaN takes three instructions instead of one.
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+def _emit_highest(builder: Any, value: Any) -> Any:
+    for distance in (8, 4, 2, 1):
+        lanes = ir.Constant(_BITS, [lane ^ distance for lane in range(LANES)])
+        value = _emit_higher(builder, value, builder.shuffle_vector(value, value, lanes))
+    return builder.extract_element(value, ir.Constant(_I32, 0))
 
 
 def _emit_prefetch(builder: Any, address: Any) -> None:
     # For reading, into the second level, data.
     options = (ir.Constant(_I32, value) for value in (0, 2, 1))
-    _llvm(builder, "llvm.prefetch.p0", ir.VoidType(), (_pointer(builder, address, _I16), *options))
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), (pointer(builder, address, _I16), *options))
 
 
 def _emit_exp(builder: Any, value: Any) -> Any:
     """2 ** whole as bits of an exponent, times a polynomial for 2 ** part."""
     power = builder.fmul(value, _all(_VECTOR, float(np.float32(np.log2(np.e)))))
-    bounded = _llvm(builder, "llvm.minnum.v16f32", _VECTOR, (power, _all(_VECTOR, 127.0)))
-    bounded = _llvm(builder, "llvm.maxnum.v16f32", _VECTOR, (bounded, _all(_VECTOR, -126.0)))
-    whole = _llvm(builder, "llvm.floor.v16f32", _VECTOR, (bounded,))
+    bounded = call(builder, "llvm.minnum.v16f32", _VECTOR, (power, _all(_VECTOR, 127.0)))
+    bounded = call(builder, "llvm.maxnum.v16f32", _VECTOR, (bounded, _all(_VECTOR, -126.0)))
+    whole = call(builder, "llvm.floor.v16f32", _VECTOR, (bounded,))
     part = builder.fsub(bounded, whole)
     found = _all(_VECTOR, _EXP2[0])
     for coefficient in _EXP2[1:]:
-        found = _llvm(builder, "llvm.fma.v16f32", _VECTOR, (found, part, _all(_VECTOR, coefficient)))
+        found = call(builder, "llvm.fma.v16f32", _VECTOR, (found, part, _all(_VECTOR, coefficient)))
     exponent = builder.add(builder.fptosi(whole, _BITS), _all(_BITS, 127))
     scaled = builder.fmul(builder.bitcast(builder.shl(exponent, _all(_BITS, 23)), _VECTOR), found)
     is_nothing = builder.fcmp_ordered("<", power, _all(_VECTOR, -126.0))
     return builder.select(is_nothing, _all(_VECTOR, 0.0), scaled)
 
 
+def _emit_exp_roughly(builder: Any, value: Any) -> Any:
+    """As `_emit_exp`, with a shorter polynomial, and the exponent added to its bits."""
+    power = builder.fmul(value, _all(_VECTOR, float(np.float32(np.log2(np.e)))))
+    bounded = _emit_higher(builder, power, _all(_VECTOR, -126.0))
+    whole = call(builder, "llvm.floor.v16f32", _VECTOR, (bounded,))
+    part = builder.fsub(bounded, whole)
+    found = _all(_VECTOR, _ROUGH_EXP2[0])
+    for coefficient in _ROUGH_EXP2[1:]:
+        found = call(builder, "llvm.fma.v16f32", _VECTOR, (found, part, _all(_VECTOR, coefficient)))
+    exponent = builder.shl(builder.fptosi(whole, _BITS), _all(_BITS, 23))
+    return builder.bitcast(builder.add(builder.bitcast(found, _BITS), exponent), _VECTOR)
+
+
+def _emit_keep_first(builder: Any, value: Any, count: Any) -> Any:
+    lanes = ir.Constant(_BITS, list(range(LANES)))
+    is_kept = builder.icmp_signed("<", lanes, _splat(builder, builder.trunc(count, _I32), _BITS))
+    return builder.select(is_kept, value, _all(_VECTOR, -np.inf))
+
+
+def _emit_pair(builder: Any, first: Any, second: Any, target: Any) -> None:
+    low, high = (
+        builder.zext(builder.load(pointer(builder, address, _HALVES), align=2), _BITS)
+        for address in (first, second)
+    )
+    words = builder.or_(low, builder.shl(high, _all(_BITS, 16)))
+    builder.store(words, pointer(builder, target, _BITS), align=4)
+
+
+def _emit_lone(builder: Any, first: Any, target: Any) -> None:
+    words = builder.zext(builder.load(pointer(builder, first, _HALVES), align=2), _BITS)
+    builder.store(words, pointer(builder, target, _BITS), align=4)
+
+
+def _emit_transpose_pairs(builder: Any, source: Any, step: Any, target: Any) -> None:
+    """Four rounds; in each, rows a distance apart exchange the halves of every pair of such lanes."""
+    rows = []
+    for _ in range(LANES):
+        rows.append(builder.load(pointer(builder, source, _BITS), align=4))
+        source = builder.add(source, step)
+    for distance in (8, 4, 2, 1):
+        upper = [i for i in range(LANES) if not i & distance]
+        keep = [i if not i & distance else LANES + i - distance for i in range(LANES)]
+        take = [i + distance if not i & distance else LANES + i for i in range(LANES)]
+        for i in upper:
+            pair = rows[i], rows[i + distance]
+            rows[i] = builder.shuffle_vector(*pair, ir.Constant(_BITS, keep))
+            rows[i + distance] = builder.shuffle_vector(*pair, ir.Constant(_BITS, take))
+    for row in rows:
+        builder.store(row, pointer(builder, target, _BITS), align=4)
+        target = builder.add(target, target.type(64))
+
+
 def _emit_totals(builder: Any, address: Any) -> Any:
     """16 vectors to their 16 totals, by adding neighbours pairwise: 15 additions, not 16 times 4."""
     parts = [
-        builder.load(_pointer(builder, builder.add(address, address.type(64 * i)), _VECTOR), align=4)
+        builder.load(pointer(builder, builder.add(address, address.type(64 * i)), _VECTOR), align=4)
         for i in range(LANES)
     ]
     while len(parts) > 1:
@@ -149,56 +188,70 @@ def _neighbours_added(builder: Any, a: Any, b: Any) -> Any:
 _EXP2 = [float(np.float32(c)) for c in
          (1.8775767e-3, 8.9893397e-3, 5.5826318e-2, 2.4015361e-1, 6.9315308e-1, 9.9999994e-1)]  # fmt: skip
 
-load_bf16: Callable[[int], Floats] = _operation(_FLOATS, (types.int64,), _emit_load_bf16)
+_ROUGH_EXP2 = [float(np.float32(c)) for c in (0.077822868, 0.22586994, 0.6961709, 0.9998639)]
+
+load_bf16: Callable[[int], Floats] = operation(_FLOATS, (types.int64,), _emit_load_bf16)
 """16 bf16 values as fp32."""
-store_bf16: Callable[[int, Floats], None] = _operation(types.void, (types.int64, _FLOATS), _emit_store_bf16)
+store_bf16: Callable[[int, Floats], None] = operation(types.void, (types.int64, _FLOATS), _emit_store_bf16)
 """Rounded to 16 bf16 values."""
-load: Callable[[int], Floats] = _operation(
-    _FLOATS, (types.int64,), lambda builder, a: builder.load(_pointer(builder, a, _VECTOR), align=4)
+load: Callable[[int], Floats] = operation(
+    _FLOATS, (types.int64,), lambda builder, a: builder.load(pointer(builder, a, _VECTOR), align=4)
 )
-store: Callable[[int, Floats], None] = _operation(types.void, (types.int64, _FLOATS), _emit_store)
-store_one: Callable[[int, np.float32], None] = _operation(
+store: Callable[[int, Floats], None] = operation(types.void, (types.int64, _FLOATS), _emit_store)
+store_one: Callable[[int, np.float32], None] = operation(
     types.void, (types.int64, types.float32), _emit_store
 )
-load_one: Callable[[int], np.float32] = _operation(
-    types.float32, (types.int64,), lambda builder, a: builder.load(_pointer(builder, a, _F32))
+load_one: Callable[[int], np.float32] = operation(
+    types.float32, (types.int64,), lambda builder, a: builder.load(pointer(builder, a, _F32))
 )
-load_nibbles: Callable[[int, int], Floats] = _operation(
+load_nibbles: Callable[[int, int], Floats] = operation(
     _FLOATS, (types.int64, types.int64), _emit_load_nibbles
 )
 """16 numbers from 0 to 15: bits `shift` to `shift + 4` of each of 16 bytes."""
-load_int: Callable[[int], int] = _operation(
-    types.int64, (types.int64,), lambda builder, a: builder.load(_pointer(builder, a, _I64))
+load_int: Callable[[int], int] = operation(
+    types.int64, (types.int64,), lambda builder, a: builder.load(pointer(builder, a, _I64))
 )
-fill: Callable[[np.float32], Floats] = _operation(
+fill: Callable[[np.float32], Floats] = operation(
     _FLOATS, (types.float32,), lambda builder, a: _splat(builder, a, _VECTOR)
 )
 """The scalar in every lane."""
-add: Callable[[Floats, Floats], Floats] = _operation(
+add: Callable[[Floats, Floats], Floats] = operation(
     _FLOATS, (_FLOATS, _FLOATS), lambda builder, a, b: builder.fadd(a, b)
 )
-sub: Callable[[Floats, Floats], Floats] = _operation(
+sub: Callable[[Floats, Floats], Floats] = operation(
     _FLOATS, (_FLOATS, _FLOATS), lambda builder, a, b: builder.fsub(a, b)
 )
-mul: Callable[[Floats, Floats], Floats] = _operation(
+mul: Callable[[Floats, Floats], Floats] = operation(
     _FLOATS, (_FLOATS, _FLOATS), lambda builder, a, b: builder.fmul(a, b)
 )
-div: Callable[[Floats, Floats], Floats] = _operation(
+div: Callable[[Floats, Floats], Floats] = operation(
     _FLOATS, (_FLOATS, _FLOATS), lambda builder, a, b: builder.fdiv(a, b)
 )
-fma: Callable[[Floats, Floats, Floats], Floats] = _operation(
-    _FLOATS, (_FLOATS,) * 3, lambda builder, *abc: _llvm(builder, "llvm.fma.v16f32", _VECTOR, abc)
+fma: Callable[[Floats, Floats, Floats], Floats] = operation(
+    _FLOATS, (_FLOATS,) * 3, lambda builder, *abc: call(builder, "llvm.fma.v16f32", _VECTOR, abc)
 )
 """a * b + c, rounded once."""
-exp: Callable[[Floats], Floats] = _operation(_FLOATS, (_FLOATS,), _emit_exp)
+exp: Callable[[Floats], Floats] = operation(_FLOATS, (_FLOATS,), _emit_exp)
 """e ** x, to 3e-7 of its value; 0 below 2 ** -126, no more than 2 ** 128."""
-total: Callable[[Floats], np.float32] = _operation(types.float32, (_FLOATS,), _emit_total)
+total: Callable[[Floats], np.float32] = operation(types.float32, (_FLOATS,), _emit_total)
 """The sum of the lanes."""
-totals: Callable[[int], Floats] = _operation(_FLOATS, (types.int64,), _emit_totals)
+totals: Callable[[int], Floats] = operation(_FLOATS, (types.int64,), _emit_totals)
 """Lane i: the sum of the lanes of vector i of the 16 fp32 vectors at the address."""
-highest: Callable[[Floats], np.float32] = _operation(
-    types.float32, (_FLOATS,), lambda builder, a: _llvm(builder, "llvm.vector.reduce.fmax.v16f32", _F32, (a,))
+higher: Callable[[Floats, Floats], Floats] = operation(_FLOATS, (_FLOATS, _FLOATS), _emit_higher)
+"""Lane by lane, the higher."""
+keep_first: Callable[[Floats, int], Floats] = operation(_FLOATS, (_FLOATS, types.int64), _emit_keep_first)
+"""Minus infinity in all lanes but the first so many."""
+exp_roughly: Callable[[Floats], Floats] = operation(_FLOATS, (_FLOATS,), _emit_exp_roughly)
+"""e ** x for x <= 0, to 2e-4 of its value and a smallest of 2 ** -126: for what becomes bf16."""
+pair_bf16: Callable[[int, int, int], None] = operation(types.void, (types.int64,) * 3, _emit_pair)
+"""Interleaves 16 bf16 values at the first address with 16 at the second, to the third."""
+lone_bf16: Callable[[int, int], None] = operation(types.void, (types.int64,) * 2, _emit_lone)
+"""As `pair_bf16` with zeros."""
+transpose_pairs: Callable[[int, int, int], None] = operation(
+    types.void, (types.int64,) * 3, _emit_transpose_pairs
 )
+"""16 rows of 16 pairs of bf16, at the first address and so many bytes apart, transposed to the third."""
+highest: Callable[[Floats], np.float32] = operation(types.float32, (_FLOATS,), _emit_highest)
 """The highest lane."""
-prefetch: Callable[[int], None] = _operation(types.void, (types.int64,), _emit_prefetch)
+prefetch: Callable[[int], None] = operation(types.void, (types.int64,), _emit_prefetch)
 """Asks for the cache line of an address, whether it exists or not."""

@@ -127,6 +127,19 @@ local function look(keys, argv)
   return {length, redis.call('XPENDING', keys[1], GROUP)[1], entries, claims}
 end
 
+-- ARGV: ids. For each: for how many ms it has been claimed; -1 if nobody has claimed it, -2 if it is gone.
+local function claims(keys, argv)
+  local key, ages = keys[1], {}
+  for i, id in ipairs(argv) do
+    local pending = redis.pcall('XPENDING', key, GROUP, id, id, 1)
+    local found = redis.pcall('XRANGE', key, id, id)
+    if found.err or not found[1] then ages[i] = -2
+    elseif pending.err or not pending[1] then ages[i] = -1
+    else ages[i] = pending[1][3] end
+  end
+  return ages
+end
+
 -- Deletes the stream unless a job is left; returns 1 if it is gone.
 local function retire(keys)
   clear_foreign(keys[1])
@@ -142,4 +155,5 @@ redis.register_function{function_name='diptych_bus_sweep__VERSION__', callback=s
 redis.register_function{function_name='diptych_bus_give_back__VERSION__', callback=give_back, flags={'allow-oom'}}
 redis.register_function{function_name='diptych_bus_depth__VERSION__', callback=depth, flags={'no-writes'}}
 redis.register_function{function_name='diptych_bus_look__VERSION__', callback=look, flags={'no-writes'}}
+redis.register_function{function_name='diptych_bus_claims__VERSION__', callback=claims, flags={'no-writes'}}
 redis.register_function{function_name='diptych_bus_retire__VERSION__', callback=retire, flags={'allow-oom'}}

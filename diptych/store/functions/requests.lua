@@ -21,6 +21,23 @@ local function put(keys, argv)
   return {1}
 end
 
+-- KEYS: at most 500 records. ARGV: owner, ttl in ms. Returns for each 1: renewed, 0: not there, -1: another's.
+local function renew(keys, argv)
+  local found = {}
+  for i, key in ipairs(keys) do
+    local owner = redis.pcall('HGET', key, 'owner')
+    if type(owner) ~= 'string' then
+      found[i] = 0
+    elseif owner ~= argv[1] then
+      found[i] = -1
+    else
+      redis.call('PEXPIRE', key, argv[2])
+      found[i] = 1
+    end
+  end
+  return found
+end
+
 -- Returns the record, or nil.
 local function get(keys)
   local record = redis.pcall('HGET', keys[1], 'record')
@@ -28,4 +45,6 @@ local function get(keys)
 end
 
 redis.register_function('diptych_requests_put__VERSION__', put)
+redis.register_function{
+  function_name='diptych_requests_renew__VERSION__', callback=renew, flags={'allow-oom'}}
 redis.register_function{function_name='diptych_requests_get__VERSION__', callback=get, flags={'no-writes'}}
