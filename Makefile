@@ -43,7 +43,8 @@ peers: setup  ## builds what the benchmarks compare us with, in the user's cache
 bench: setup  ## the benchmarks, quick form
 	$(BIN)/python -m bench --quick
 
-chaos: setup  ## 200 random kills and stops under load on the real model; DIPTYCH_CHAOS=N, DIPTYCH_CHAOS_SEED=N
+chaos: setup  ## every failure at every point, then 200 random ones on the real model; DIPTYCH_CHAOS=N, DIPTYCH_CHAOS_SEED=N
+	DIPTYCH_MATRIX=all $(BIN)/pytest tests/integration/test_failure_matrix.py -q
 	DIPTYCH_CHAOS=$${DIPTYCH_CHAOS:-200} $(BIN)/pytest tests/integration/test_chaos.py -k real_model -s -q
 
 clean:  ## away with the venv and every cache

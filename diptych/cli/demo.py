@@ -23,7 +23,7 @@ from diptych.domain.ids import CHUNK_TOKENS
 QUESTION: Final = "Explain in two sentences what prefill and decode workers do."
 MAX_TOKENS: Final = 96
 BAR_CELLS: Final = range(10, 49)
-TEXT_CELLS: Final = 70
+TEXT_CELLS: Final = 80
 """What the columns beside the bars need."""
 
 
@@ -84,7 +84,7 @@ def trail_table(trail: Trail, width: int) -> Table:
         "prefill": f"{trail.num_prompt_tokens} tokens on {trail.prefill_worker or trail.decode_worker}",
         "hand-off": (
             f"exposed of {figures.milliseconds(trail.handoff_s)}; "
-            f"{figures.size(trail.kv_bytes)} in {trail.num_chunks} chunks"
+            f"{figures.size(trail.kv_bytes)} in {trail.num_chunks} chunks over {trail.channel}"
         ),
         "decode": f"{trail.num_output_tokens} tokens on {trail.decode_worker}",
     }

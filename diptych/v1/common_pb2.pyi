@@ -257,7 +257,7 @@ class Trail(_message.Message):
     handoff_s: _builtins.float
     """Sum of the reads of all chunks, overlapped or not."""
     exposed_s: _builtins.float
-    """From the manifest's arrival to the last chunk landed: what the hand-off added to TTFT."""
+    """From the last chunk's being computed to its having landed: what the hand-off added to TTFT."""
     decode_s: _builtins.float
     """First token to last, in the decode worker's clock."""
     ttft_s: _builtins.float

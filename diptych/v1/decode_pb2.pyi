@@ -626,6 +626,7 @@ class Manifest(_message.Message):
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_BORROWED_TOKENS_FIELD_NUMBER: _builtins.int
     FALLBACKS_FIELD_NUMBER: _builtins.int
+    SINCE_COMPUTED_S_FIELD_NUMBER: _builtins.int
     num_chunks: _builtins.int
     num_tokens: _builtins.int
     fingerprint: _builtins.str
@@ -637,6 +638,8 @@ class Manifest(_message.Message):
     """Prompt tokens whose KV the prefill worker did not have to compute."""
     num_borrowed_tokens: _builtins.int
     """Those of them that it read from a cache service."""
+    since_computed_s: _builtins.float
+    """From the last chunk's being computed to the sending of this."""
     @_builtins.property
     def fallbacks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Fallback]:
         """Why it computed what others were said to hold."""
@@ -652,10 +655,11 @@ class Manifest(_message.Message):
         num_cached_tokens: _builtins.int = ...,
         num_borrowed_tokens: _builtins.int = ...,
         fallbacks: _abc.Iterable[_common_pb2.Fallback] | None = ...,
+        since_computed_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fallbacks", b"fallbacks", "fingerprint", b"fingerprint", "first_token", b"first_token", "num_borrowed_tokens", b"num_borrowed_tokens", "num_cached_tokens", b"num_cached_tokens", "num_chunks", b"num_chunks", "num_tokens", b"num_tokens", "prefill_s", b"prefill_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fallbacks", b"fallbacks", "fingerprint", b"fingerprint", "first_token", b"first_token", "num_borrowed_tokens", b"num_borrowed_tokens", "num_cached_tokens", b"num_cached_tokens", "num_chunks", b"num_chunks", "num_tokens", b"num_tokens", "prefill_s", b"prefill_s", "since_computed_s", b"since_computed_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -82,6 +82,8 @@ class ManifestReceived:
     num_cached_tokens: int
     num_borrowed_tokens: int = 0
     fallbacks: dict[Fallback, int] = field(default_factory=dict)
+    computed_at: float = 0.0
+    """When its last chunk had been computed, by our clock and without its way here. 0: not told."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class Costs:
         assert landing.manifest is not None
         self.prefill_s = landing.manifest.prefill_s
         self.handoff_s = landing.handoff_s
-        self.exposed_s = now - landing.manifest_at
+        self.exposed_s = now - (landing.manifest.computed_at or landing.manifest_at)
         self.num_chunks, self.kv_bytes = len(landing.landed), landing.kv_bytes
         self.num_cached_tokens = max(self.num_cached_tokens, landing.manifest.num_cached_tokens)
         self.num_borrowed_tokens = landing.manifest.num_borrowed_tokens

@@ -46,7 +46,7 @@ from services.decode.request import DecodeRequest
 from services.decode.seats import Seats
 from services.decode.steps import decode_step, prefill_step
 
-_ALONE_TOKENS = 4 * CHUNK_TOKENS
+ALONE_TOKENS = 4 * CHUNK_TOKENS
 
 
 class DecodeScheduler:
@@ -193,7 +193,7 @@ class DecodeScheduler:
         are multiplied a third faster."""
         if not self._settings.colocated:
             return self.pace.budget(num_decodes)
-        return self.pace.max_tokens if num_decodes else _ALONE_TOKENS
+        return self.pace.max_tokens if num_decodes else ALONE_TOKENS
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, elapsed_s: float, now: float) -> None:
         """Takes in what a step gave."""

@@ -7,6 +7,7 @@ import asyncio
 import itertools
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
@@ -199,6 +200,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
                         manifest.first_token, manifest.prefill_s, manifest.num_cached_tokens,
                         manifest.num_borrowed_tokens,
                         {fallback_named(told.reason): told.count for told in manifest.fallbacks},
+                        time.monotonic() - manifest.since_computed_s,
                     )
                 )  # fmt: skip
             case "failed":

@@ -115,6 +115,7 @@ class HandoffStream:
                         common_pb2.Fallback(reason=reason, count=count)
                         for reason, count in manifest.fallbacks.items()
                     ],
+                    since_computed_s=max(0.0, time.monotonic() - manifest.computed_at),
                 )
             )
         )

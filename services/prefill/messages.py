@@ -115,6 +115,8 @@ class ManifestReady:
     num_cached_tokens: int
     num_borrowed_tokens: int = 0
     fallbacks: dict[str, int] = field(default_factory=dict)
+    computed_at: float = 0.0
+    """When the last chunk was, by this machine's monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,7 +221,7 @@ class PrefillScheduler:
                 ManifestReady(
                     job.key, job.num_packed, len(job.tokens), self._settings.fingerprint, job.first_token,
                     job.computed_at - job.started_at, job.num_cached, job.num_borrowed * CHUNK_TOKENS,
-                    dict(job.fallbacks),
+                    dict(job.fallbacks), job.computed_at,
                 )
             )  # fmt: skip
             self._end_if_read(job)

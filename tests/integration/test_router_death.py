@@ -60,7 +60,7 @@ def second_router(up: RunningUp) -> Process:
 
 def inspect(address: str) -> worker_pb2.WorkerStatus:
     with grpc.insecure_channel(address) as channel:
-        return WorkerStub(channel).Inspect(worker_pb2.InspectRequest(), timeout=30)
+        return WorkerStub(channel).Inspect(worker_pb2.InspectRequest(fresh=True), timeout=30)
 
 
 def counters(address: str) -> dict[str, int]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from diptych.domain.order import PRIORITY_STEP_S
 from services.decode.admission import DecodeSettings
 from services.decode.messages import Surroundings
+from services.decode.scheduler import ALONE_TOKENS
 from tests.support.decode_sim import DecodeSim, Prices
 
 EOS = frozenset({256})
@@ -197,7 +198,7 @@ def test_a_short_prompt_is_not_behind_a_long_one() -> None:
     sim.turn()
     assert sim.started == ["short"]
     sim.rest()
-    assert len(sim.steps) == 16
+    assert len(sim.steps) == -(-4020 // ALONE_TOKENS)
 
 
 def test_waiting_for_kv_takes_no_more_than_its_share_of_the_pool() -> None:

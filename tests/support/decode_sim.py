@@ -23,7 +23,7 @@ from services.decode.admission import DecodeSettings
 from services.decode.effects import Effects, ReadKey
 from services.decode.handoffs import Handoffs, HandoffSettings
 from services.decode.request import DecodeRequest
-from services.decode.scheduler import DecodeScheduler
+from services.decode.scheduler import ALONE_TOKENS, DecodeScheduler
 
 BLOCK_TOKENS = 4
 
@@ -144,7 +144,8 @@ class DecodeSim:
     def _check_plan(self, plan: StepPlan) -> None:
         names = [step.request_id for step in plan.steps]
         assert len(names) == len(set(names))
-        assert self._prompt_tokens(plan) <= CHUNK_TOKENS
+        is_alone = self.settings.colocated and self._prompt_tokens(plan) == plan.num_tokens
+        assert self._prompt_tokens(plan) <= (ALONE_TOKENS if is_alone else CHUNK_TOKENS)
         assert len(names) <= self.settings.max_batch
 
     def _prompt_tokens(self, plan: StepPlan) -> int:

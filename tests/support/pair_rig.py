@@ -16,11 +16,13 @@ from typing import Any, Generic, TypeVar
 from diptych.domain.fallbacks import fallback_named
 from diptych.domain.ids import Attempt, RequestId, WorkerId
 from diptych.domain.plan import StepOutcome, StepPlan
+from diptych.domain.ports import KvChannel
 from diptych.domain.sampling import SamplingParams
 from diptych.engine.settings import EngineSettings
 from diptych.engine.toy import ToyRunner
 from diptych.transfer.faults import Faults
 from diptych.transfer.memory import MemoryFabric
+from diptych.transfer.several import ChannelSet
 from diptych.worker.channel import ChannelSettings
 from services.decode import loop as decode_loop
 from services.decode import messages as d
@@ -100,6 +102,7 @@ class PairRig:
         max_batch: int = 64,
         step_ms: int = 0,
         token_us: int = 0,
+        open_channel: Callable[[Faults | None], KvChannel | ChannelSet] | None = None,
     ) -> None:
         self.clock = Clock()
         self.step_s, self.token_s = step_ms / 1e3, token_us / 1e6
@@ -116,12 +119,13 @@ class PairRig:
         self._asked: dict[int, RequestId] = {}
         self._woken = threading.Event()
         fabric = MemoryFabric()
+        open_channel = open_channel or (lambda faults: fabric.open(faults=faults))
         self._posts: list[FakePost[Any]] = [FakePost(self._woken) for _ in range(num_prefills + 1)]
         engine = EngineSettings("toy")
         self.decode = DecodeLoop(
             self._posts[0],
             WatchedRunner(self, "decode", num_blocks=num_blocks, block_tokens=block_tokens),
-            fabric.open(faults=self.faults),
+            open_channel(self.faults),
             decode_loop.LoopSettings(
                 engine, HandoffSettings(), [EOS], b"", colocated, threshold, max_batch, 0.25, 1.0,
                 NO_CHANNEL, landing_slots,
@@ -132,7 +136,7 @@ class PairRig:
             PrefillLoop(
                 post,
                 WatchedRunner(self, "prefill", num_blocks=prefill_blocks, block_tokens=block_tokens),
-                fabric.open(),
+                open_channel(None),
                 prefill_loop.LoopSettings(engine, NO_CHANNEL, send_slots, 2, 30.0, False),
                 self.clock,
             )
@@ -287,7 +291,7 @@ class PairRig:
             case p.ChunkAnnounced():
                 chunk = d.ChunkReady(
                     message.key.request_id, message.key.attempt, message.index, message.start,
-                    message.num_tokens, message.piece, message.digest,
+                    message.num_tokens, message.piece, message.digest, message.others,
                 )  # fmt: skip
                 self.tell(d.DecodeInbox(chunks=[chunk]))
             case p.ManifestReady():
@@ -296,6 +300,7 @@ class PairRig:
                     message.fingerprint, message.first_token, message.prefill_s, message.num_cached_tokens,
                     message.num_borrowed_tokens,
                     {fallback_named(word): times for word, times in message.fallbacks.items()},
+                    message.computed_at,
                 )  # fmt: skip
                 self.tell(d.DecodeInbox(manifests=[manifest]))
             case p.AttemptOver() if message.failure is not None:

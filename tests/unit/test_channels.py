@@ -14,7 +14,9 @@ from diptych.domain.fallbacks import Fallback
 from diptych.domain.ids import Epoch, WorkerId
 from diptych.domain.ports import KvChannel, Region, RemotePiece
 from diptych.domain.records import ChannelEndpoint, Role, WorkerRecord
+from diptych.domain.sampling import SamplingParams
 from diptych.transfer import nixl_library
+from diptych.transfer.faults import Faults, FaultyChannel
 from diptych.transfer.open import open_channel
 from diptych.transfer.several import ChannelSet
 from diptych.worker import channel as worker_channel
@@ -22,8 +24,9 @@ from diptych.worker.channel import ChannelSettings, open_kv_channels
 from services.decode.channels import SHUN_S, ChannelChoice, Choice
 from services.decode.link_watch import LinkWatch
 from services.decode.links import LinkBound
-from services.decode.messages import ProbeDone
+from services.decode.messages import ProbeDone, TrailInfo
 from tests.contract.channel_rig import Memory, Started, kv_threads
+from tests.support.pair_rig import PairRig
 
 NIXL = Region("nixl", "host:1", b"n" * 16, 100)
 GRPC = Region("grpc", "host:2", b"g" * 16, 100)
@@ -100,6 +103,66 @@ def test_one_memory_is_read_over_each_channel(both: ChannelSet) -> None:
 def test_a_kind_that_is_not_open_is_refused(both: ChannelSet) -> None:
     with pytest.raises(ValueError, match="no channel of kind 'pigeon' is open here, only nixl, grpc"):
         both.read(RemotePiece(replace(NIXL, kind="pigeon"), 0, 8), Memory(8).span, 1.0, pytest.fail)
+
+
+# A pair with both.
+
+
+def pair(kinds: tuple[str, ...], owner_kinds: tuple[str, ...]) -> PairRig:
+    def opened(faults: Faults | None) -> ChannelSet:
+        """Faults strike the best of the reader's channels."""
+        channels = [open_channel(kind, "127.0.0.1", 0) for kind in (kinds if faults else owner_kinds)]
+        if faults is not None:
+            channels[0] = FaultyChannel(channels[0], faults)
+        return ChannelSet(channels)
+
+    return PairRig(open_channel=opened)
+
+
+def ask(rig: PairRig, name: str) -> TrailInfo:
+    tokens = [len(rig.finishes), *range(200)]
+    rig.submit(name, tokens, SamplingParams(max_tokens=1, ignore_eos=True))
+    rig.pump()
+    trail = rig.finishes[name][0].trail
+    assert (trail.path, trail.attempts) == ("disaggregated", 1)
+    assert trail.kv_bytes > 0
+    return trail
+
+
+@pytest.mark.parametrize(
+    ("kinds", "owner_kinds", "channel", "fallbacks"),
+    [
+        (("nixl", "grpc"), ("nixl", "grpc"), "nixl", {}),
+        (("nixl", "grpc"), ("grpc",), "grpc", {Fallback.CHANNEL_NOT_SPOKEN: 1}),
+        (("grpc",), ("nixl", "grpc"), "grpc", {}),
+    ],
+)
+def test_a_pair_takes_the_best_that_both_speak(
+    kinds: tuple[str, ...], owner_kinds: tuple[str, ...], channel: str, fallbacks: dict[Fallback, int]
+) -> None:
+    rig = pair(kinds, owner_kinds)
+    trail = ask(rig, "a")
+    assert (trail.channel, trail.fallbacks) == (channel, fallbacks)
+    assert [rig.decode.load().counters.get(word, 0) for word in fallbacks] == list(fallbacks.values())
+    rig.assert_empty()
+    rig.close()
+    assert kv_threads() == []
+
+
+def test_a_read_that_fails_goes_on_over_the_next_channel_within_the_attempt() -> None:
+    rig = pair(("nixl", "grpc"), ("nixl", "grpc"))
+    rig.faults.fail(1)
+    trail = ask(rig, "a")
+    assert (trail.channel, trail.fallbacks) == ("grpc", {Fallback.CHANNEL_FAILED: 1})
+    rig.faults.clear()
+    trail = ask(rig, "b")
+    assert (trail.channel, trail.fallbacks) == ("grpc", {Fallback.CHANNEL_FAILED: 1}), (
+        "left alone for a while"
+    )
+    rig.clock.now += SHUN_S
+    assert ask(rig, "c").channel == "nixl"
+    rig.assert_empty()
+    rig.close()
 
 
 # What a process opens.

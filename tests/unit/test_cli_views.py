@@ -125,7 +125,7 @@ def test_the_demo_shows_each_phase_and_the_proof() -> None:
     assert "100 ms" in rows["queue"]
     assert "600 tokens on prefill-0" in rows["prefill"]
     assert "50.0 ms" in rows["hand-off"]
-    assert "exposed of 60.0 ms; 13.2 MiB in 3 chunks" in rows["hand-off"]
+    assert "exposed of 60.0 ms; 13.2 MiB in 3 chunks over grpc" in rows["hand-off"]
     assert "11 tokens on decode-0" in rows["decode"]
     assert "10 tokens/s" in rows["TPOT"]
     assert demo.proof(TRAIL) == (

@@ -19,6 +19,7 @@ from diptych.domain.sampling import SamplingParams
 from diptych.rpc.chunks import Lent, Missed
 from services.decode import admission
 from services.decode import messages as d
+from services.decode.channels import Choice
 from services.prefill import messages as p
 from services.prefill.lending import Borrowings, Lending
 from tests.support.pair_rig import PairRig
@@ -118,6 +119,17 @@ def lack(*surroundings: Any) -> Callable[[PairRig], object]:
     return story
 
 
+def worse_channel(reason: Fallback) -> Callable[[PairRig], object]:
+    """The rig has one channel: which of several is chosen, and why, is for `test_channels`."""
+
+    def story(rig: PairRig) -> None:
+        choice: Any = rig.decode._handoffs._choice
+        choice.choose = lambda piece, *_: Choice(piece, reason)
+        ask(rig)
+
+    return story
+
+
 STORIES: dict[Fallback, Callable[[PairRig], object]] = {
     Fallback.NO_PREFILL_WORKER: lack(0, True),
     Fallback.STORE_UNAVAILABLE: lack(1, False),
@@ -132,6 +144,9 @@ STORIES: dict[Fallback, Callable[[PairRig], object]] = {
     Fallback.TRANSFER_FAILED: bad_reads("fail"),
     Fallback.DIGEST_WRONG: bad_reads("corrupt"),
     Fallback.LAYOUT_MISMATCH: manifest_with(fingerprint="another"),
+    Fallback.CHANNEL_NOT_SPOKEN: worse_channel(Fallback.CHANNEL_NOT_SPOKEN),
+    Fallback.CHANNEL_TOO_SLOW: worse_channel(Fallback.CHANNEL_TOO_SLOW),
+    Fallback.CHANNEL_FAILED: worse_channel(Fallback.CHANNEL_FAILED),
     # What the prefill worker says; the tests below show that it does.
     Fallback.BORROW_NO_DIRECTORY: manifest_with(fallbacks={"borrow_no_directory": 1}),
     Fallback.BORROW_REFUSED: manifest_with(fallbacks={"borrow_refused": 1}),

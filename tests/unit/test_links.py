@@ -17,7 +17,7 @@ from diptych.transfer.faults import Faults
 from diptych.transfer.memory import MemoryFabric
 from services.decode import messages as d
 from services.decode.link_watch import INTERVAL_S, LOST_S, RETRY_S, LinkWatch
-from services.decode.links import LARGE_EVERY, LinkBook, LinkBound, Way
+from services.decode.links import LARGE_EVERY, MAX_TOLD, LinkBook, LinkBound, Way
 from services.decode.messages import ProbeAsked, ProbeDone
 from services.decode.probes import NUM_SMALL, Probes
 from tests.support.pair_rig import PairRig
@@ -147,6 +147,19 @@ def test_each_peer_is_measured_in_turn_and_not_again_at_once() -> None:
     assert peers.watch.refuses((second.worker_id, second.epoch))
     peers.now += 1.3 * INTERVAL_S
     assert peers.watch.ask() is not None
+
+
+def test_a_registration_tells_a_few_links_and_the_fastest_among_them() -> None:
+    """Routers go by it: the slowest alone would make every worker of a large cell look cut off."""
+    peers, names = Peers(), [(WorkerId(f"p{number:02}"), Epoch(1), "grpc") for number in range(MAX_TOLD + 4)]
+    peers.watch._book.keep(names, 0.0)
+    for number, name in enumerate(names):
+        peers.watch._book.measured(name, [(number + 1) * 10e-6], 0.0, 1.0)
+    told = peers.watch.told()
+    assert [link.worker_id for link in told] == [
+        *(f"p{number:02}" for number in range(MAX_TOLD + 3, 4, -1)), "p00",
+    ]  # fmt: skip
+    assert [link.too_slow for link in told] == [True] * (MAX_TOLD - 1) + [False]
 
 
 def test_a_busy_peer_is_left_alone() -> None:
