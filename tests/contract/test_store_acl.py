@@ -106,7 +106,9 @@ async def test_decode_posts_and_prefill_claims(as_role: As, shard: str, redis: R
     again = await prefill.claim("prefill-0", 1000)
     assert again is not None
     assert await prefill.done(again.entry_id)
-    assert await decode.withdraw(await decode.post(job))
+    entry_id = await decode.post(job)
+    assert await decode.claims([entry_id]) == [0.0]
+    assert await decode.withdraw(entry_id)
     assert await PrefillBus(redis, shard, CELL).retire()
     assert await denials(redis) == []
 
