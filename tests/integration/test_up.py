@@ -134,7 +134,8 @@ def test_a_prompt_survives_its_prefill_worker(tmp_path: Path) -> None:
             again = tokens_of(client.generate(prompt, max_tokens=4, ignore_eos=True))
         assert tokens_of(pieces) == again
         assert pieces[-1].finish is not None
-        assert sum(pieces[-1].finish.trail.fallbacks.values()) == 1
+        # On a busy machine the one that has lost its fellow may be slow to begin, which is told as well.
+        assert 1 <= sum(pieces[-1].finish.trail.fallbacks.values()) <= 2
 
 
 def test_sigkill_of_up_leaves_nobody(tmp_path: Path) -> None:
