@@ -56,8 +56,9 @@ def _aimed(row: dict[str, Any]) -> list[str]:
 
 
 def _ratio(row: dict[str, Any]) -> str:
-    low, high = row["ratio_interval"]
-    return f"{row['ratio']:.2f} ({low:.2f}–{high:.2f})"
+    interval = row["ratio_interval"]
+    shown = f"{row['ratio']:.2f}"
+    return f"{shown} ({interval[0]:.2f}–{interval[1]:.2f})" if interval else shown
 
 
 def _side_by_side(rows: list[dict[str, Any]]) -> list[str]:
