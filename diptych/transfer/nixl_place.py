@@ -2,10 +2,10 @@
 
 A read is *one-sided* when hardware (RDMA, NVLink) or the kernel (another process of the same host) fetches
 the bytes: its owner may be stopped, and hears nothing of a reader's death. Over plain TCP, UCX has the owner
-send them. Seen with UCX as in nixl-cu12 1.5.1: when a reader is killed in mid-read, the owner's UCX finds
-its reply undeliverable and *aborts the owner's process*, once in about six kills; a reader that hangs up in
-mid-read does the same. The death of a decode worker must not kill a prefill worker, so such a pair speaks
-gRPC, unless the operator asks for TCP by name.
+send them. Seen with UCX as in nixl-cu12 1.5.1: where a reader hangs up in mid-read (3 of 4 times) or is
+killed (1 of 24), the owner's UCX finds its reply undeliverable and *aborts the owner's process*. The death of
+a decode worker must not kill a prefill worker, so such a pair speaks gRPC, unless the operator asks for TCP
+by name.
 
 The kernel lets a process read another's memory where both share the namespaces of processes and of IPC, and
 it may trace it. UCX looks at the same three things.
