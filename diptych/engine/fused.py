@@ -22,8 +22,10 @@ from diptych.engine.kernels.rows import (
     norm_spread,
     rotate_and_keep,
 )
-from diptych.engine.kernels.tiled_attention import TiledPrefill as TiledPrefillKernel
-from diptych.engine.kernels.tiled_attention import can_tile, tiled_decode, tiled_prefill
+from diptych.engine.kernels.tile_parts import can_tile
+from diptych.engine.kernels.tiled_decode import tiled_decode
+from diptych.engine.kernels.tiled_prefill import TiledPrefill as TiledPrefillKernel
+from diptych.engine.kernels.tiled_prefill import tiled_prefill
 from diptych.engine.row_ops import Angles
 
 _MANY_ROWS = 32

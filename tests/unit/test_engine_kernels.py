@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +29,9 @@ from diptych.engine.kernels.rows import (
     norm_spread,
     rotate_and_keep,
 )
-from diptych.engine.kernels.tiled_attention import can_tile, tiled_decode, tiled_prefill
+from diptych.engine.kernels.tile_parts import can_tile
+from diptych.engine.kernels.tiled_decode import tiled_decode
+from diptych.engine.kernels.tiled_prefill import tiled_prefill
 from diptych.engine.rope import rotate
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
@@ -136,6 +142,7 @@ def test_tiled_decode(shape: tuple[int, int, int], block_tokens: int, ends: list
     threads=st.sampled_from([1, 2]),
     seed=st.integers(0, 1 << 30),
 )
+@example(shape=(4, 4, 32), block_tokens=32, start=0, num_rows=248, threads=2, seed=0)
 @settings(max_examples=40, deadline=None)
 def test_tiled_prefill(
     shape: tuple[int, int, int], block_tokens: int, start: int, num_rows: int, threads: int, seed: int
@@ -248,3 +255,28 @@ def test_rows_on_several_threads_are_those_of_one() -> None:
         assert torch.equal(one_rows, rows)
         assert torch.equal(one_out, out)
         assert one_out.any()
+
+
+FIRST_CALLS = """
+import numpy as np, torch
+from diptych.engine.kernels.amx import can_multiply
+from diptych.engine.kernels.paged_attention import paged_attention
+from diptych.engine.kernels.tiled_decode import tiled_decode
+from diptych.engine.kernels.tiled_prefill import tiled_prefill
+rows, layer = torch.zeros(2, 4, 32).bfloat16(), torch.zeros(16, 4, 32).bfloat16()
+addresses = rows.data_ptr(), 128, layer.data_ptr(), layer.data_ptr(), rows.data_ptr()
+for make in (paged_attention, tiled_decode) if can_multiply() else (paged_attention,):
+    make(4, 4, 32, 16, 1)(*addresses, np.zeros((2, 1), np.int64), np.array([1, 2]))
+if can_multiply():
+    tiled_prefill(4, 4, 32, 16, 1)(*addresses, 2, 0, np.zeros(1, np.int64))
+"""
+
+
+def test_another_process_finds_what_was_compiled(tmp_path: Path) -> None:
+    found = []
+    for _ in range(2):
+        environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+        subprocess.run([sys.executable, "-c", FIRST_CALLS], check=True, env=environment, timeout=170)
+        found.append({path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nbc")})
+    assert found[0]
+    assert found[0] == found[1]

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from llvmlite import binding, ir
 from numba import types
@@ -41,19 +40,6 @@ def can_multiply() -> bool:
     return bool(torch.cpu._init_amx())  # noqa: SLF001
 
 
-def _configuration() -> Any:
-    """What `configure` reads: palette 1, and every register 16 rows of 64 bytes."""
-    found = np.zeros(64, np.uint8)
-    found[0] = 1
-    found[16:32].view(np.uint16)[:] = 64
-    found[48:56] = TILE_ROWS
-    return found
-
-
-CONFIGURATION = _configuration()
-"""Its address is `configure`'s argument."""
-
-
 def _register(number: int) -> Any:
     return ir.Constant(_I8, number)
 
@@ -66,8 +52,19 @@ def _move(builder: Any, which: str, register: int, address: Any, step: Any) -> N
     call(builder, _NAMES(which), ir.VoidType(), (_register(register), _raw(builder, address), step))
 
 
-def _emit_configure(builder: Any, address: Any) -> None:
-    call(builder, "llvm.x86.ldtilecfg", ir.VoidType(), (_raw(builder, address),))
+def _emit_configure(builder: Any) -> None:
+    """Palette 1, and every register 16 rows of 64 bytes: a constant of the compiled code, for an address
+    that was captured would be another in each process, and what was compiled never found again."""
+    settings = bytearray(64)
+    settings[0] = 1
+    settings[16:32] = (64).to_bytes(2, "little") * 8
+    settings[48:56] = bytes([TILE_ROWS]) * 8
+    kind = ir.ArrayType(_I8, len(settings))
+    name = builder.module.get_unique_name("tile_settings")
+    found = ir.GlobalVariable(builder.module, kind, name)
+    found.linkage, found.global_constant = "internal", True
+    found.initializer = ir.Constant(kind, settings)
+    call(builder, "llvm.x86.ldtilecfg", ir.VoidType(), (builder.bitcast(found, _I8.as_pointer()),))
 
 
 def _emit_release(builder: Any) -> None:
@@ -106,8 +103,8 @@ def _emit_sums(which: str, few: bool) -> Callable[..., None]:
     return emit
 
 
-configure: Callable[[int], None] = operation(types.void, (types.int64,), _emit_configure)
-"""Makes this thread's registers ready, by what lies at the address."""
+configure: Callable[[], None] = operation(types.void, (), _emit_configure)
+"""Makes this thread's registers ready."""
 release: Callable[[], None] = operation(types.void, (), _emit_release)
 clear: Callable[[], None] = operation(types.void, (), _emit_clear)
 """Sums are zero."""

@@ -1,41 +1,32 @@
-"""Attention over a paged pool in bf16 on AMX: many queries of one sequence, or one of each of many.
+"""What attention on AMX is made of: a pool's keys and values as tiles, and a stretch of them joined to rows.
 
 After FlashAttention-2 (Dao, 2023). Contexts are taken in stretches of 256 positions. For a stretch, the
-scores of 32 rows are computed into scratch, turned to weights by online softmax, rounded to bf16, and
+scores of up to 32 rows are computed into scratch, turned to weights by online softmax, rounded to bf16, and
 multiplied with the values:
 
     keys    [2 x 16 positions]             as right tiles: pairs of a key's elements, a column a position
     values  [32 positions, head_size]      as right tiles: pairs of positions, a column an element
     rows    prefill: 32 positions of one query head;   decode: the query heads that share a KV head
-
-A prefill makes tiles of its whole context once a layer, for all rows and query heads. A decode makes them
-of one stretch at a time, in the cache, and they are gone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import numba
 import numpy as np
 
-from diptych.engine.kernels import amx
 from diptych.engine.kernels.amx import (
     STEP,
     TILE_BYTES,
     TILE_ROWS,
     clear,
-    configure,
     load_few,
     load_sums,
-    release,
     step,
     step_few,
     store_few,
     store_sums,
 )
-from diptych.engine.kernels.jit import kernel, part, spread_kernel
-from diptych.engine.kernels.paged_attention import Integers, PagedAttention
+from diptych.engine.kernels.jit import part
+from diptych.engine.kernels.paged_attention import Integers
 from diptych.engine.kernels.vectors import (
     LANES,
     add,
@@ -63,133 +54,17 @@ from diptych.engine.kernels.vectors import (
 
 STRETCH = 256
 # Bytes between two rows, which a power of two would put into the same few sets of the cache.
-_SCORES_STEP = STRETCH * 4 + 64
-_WEIGHTS_STEP = STRETCH * 2 + 64
-_SCRATCH = STEP * (_SCORES_STEP + _WEIGHTS_STEP + 16) + 64
+SCORES_STEP = STRETCH * 4 + 64
+WEIGHTS_STEP = STRETCH * 2 + 64
+SCRATCH_BYTES = STEP * (SCORES_STEP + WEIGHTS_STEP + 16) + 64
 _VECTOR = LANES * 4
 _AHEAD = 2 * STEP
 """Positions that are asked for before a decode needs them."""
-
-TiledPrefill = Callable[[int, int, int, int, int, int, int, Integers], None]
-"""(queries, elements between two rows of them, keys, values, out [rows, heads * head_size], rows, the first
-row's position, block table). Addresses of bf16."""
 
 
 def can_tile(head_size: int, block_tokens: int) -> bool:
     """Whether heads are whole steps and no 16 positions lie in two blocks."""
     return head_size % STEP == 0 and block_tokens % TILE_ROWS == 0
-
-
-def tiled_prefill(
-    num_heads: int, num_kv_heads: int, head_size: int, block_tokens: int, num_threads: int
-) -> TiledPrefill:
-    """The kernel for one piece of a prompt, compiled when first called; for shapes that `can_tile`."""
-    group, slot_bytes, head_bytes = num_heads // num_kv_heads, num_kv_heads * head_size * 2, head_size * 2
-    configuration = amx.CONFIGURATION.ctypes.data
-    stretch_tiles = STEP * head_bytes
-
-    def attention(
-        queries: int, row_step: int, keys: int, values: int, out: int, num_rows: int, start: int,
-        table: Integers,
-    ) -> None:  # fmt: skip
-        end = start + num_rows
-        num_pieces, num_tiles = (end + STEP - 1) // STEP, (num_rows + STEP - 1) // STEP
-        tiles = np.empty(2 * num_kv_heads * num_pieces * stretch_tiles // 2 + 32, np.uint16)
-        key_tiles = (tiles.ctypes.data + 63) // 64 * 64
-        value_tiles = key_tiles + num_kv_heads * num_pieces * stretch_tiles
-        for item in numba.prange(num_kv_heads * num_pieces):
-            head, piece = item // num_pieces, item % num_pieces
-            to_tiles(
-                keys + head * head_bytes, values + head * head_bytes, table, piece * STEP, end,
-                key_tiles + item * stretch_tiles, value_tiles + item * stretch_tiles,
-                head_size, slot_bytes, block_tokens,
-            )  # fmt: skip
-        for item in numba.prange(num_heads * num_tiles):
-            head, first = item // num_tiles, item % num_tiles * STEP
-            at = head // group * num_pieces * stretch_tiles
-            rows = min(STEP, num_rows - first)
-            scratch = np.empty((_SCRATCH + STEP * head_size * 6) // 4, np.float32)
-            query = (scratch.ctypes.data + 63) // 64 * 64
-            mixed = query + STEP * head_bytes
-            scores = mixed + STEP * (head_size + 4) * 4
-            state = mixed + STEP * head_size * 4
-            source = queries + (first * row_step + head * head_size) * 2
-            begin(source, row_step * 2, rows, query, mixed, state, head_size)
-            configure(configuration)
-            last = start + first + rows
-            for position in range(0, last, STRETCH):
-                count = min(STRETCH, last - position)
-                join(
-                    query, mixed, scores, key_tiles + at + position * head_bytes,
-                    value_tiles + at + position * head_bytes, count, start + first - position + 1, 1, rows,
-                    state, head_size, False,
-                )  # fmt: skip
-            release()
-            target = out + (first * num_heads + head) * head_bytes
-            finish(mixed, state, rows, target, num_heads * head_bytes, head_size)
-            scratch[0] = 0.0  # numba frees an array after its last use, and knows nothing of addresses
-        tiles[0] = 0
-
-    return kernel(attention) if num_threads == 1 else spread_kernel(attention)
-
-
-def tiled_decode(
-    num_heads: int, num_kv_heads: int, head_size: int, block_tokens: int, num_threads: int
-) -> PagedAttention:
-    """The kernel for one new token of each of many sequences; else as `tiled_prefill`.
-
-    The query heads that share a KV head are at most 16.
-    """
-    group, slot_bytes, head_bytes = num_heads // num_kv_heads, num_kv_heads * head_size * 2, head_size * 2
-    configuration = amx.CONFIGURATION.ctypes.data
-    head_tiles, head_room = STRETCH * head_bytes, STEP * (head_size * 6 + 16)
-
-    def attention(
-        queries: int, row_step: int, keys: int, values: int, out: int, tables: Integers, ends: Integers
-    ) -> None:
-        # Heads of a position lie side by side, and are best read so.
-        splits = num_kv_heads if len(ends) < num_threads else 1
-        heads = num_kv_heads // splits
-        for item in numba.prange(len(ends) * splits):
-            row, first = item // splits, item % splits * heads
-            end, table = ends[row], tables[row]
-            scratch = np.empty((_SCRATCH + heads * (head_room + 2 * head_tiles)) // 4, np.float32)
-            scores = (scratch.ctypes.data + 63) // 64 * 64
-            rooms = scores + STEP * (_SCORES_STEP + _WEIGHTS_STEP)
-            tiles = rooms + heads * head_room
-            source = queries + (row * row_step + first * group * head_size) * 2
-            target = out + (row * num_heads + first * group) * head_bytes
-            for head in range(heads):
-                query = rooms + head * head_room
-                mixed = query + STEP * head_bytes
-                state = mixed + STEP * head_size * 4
-                begin(source + head * group * head_bytes, head_bytes, group, query, mixed, state, head_size)
-            configure(configuration)
-            for position in range(0, end, STRETCH):
-                count = min(STRETCH, end - position)
-                for piece in range(0, count, STEP):
-                    for head in range(heads):
-                        offset, tile = (first + head) * head_bytes, tiles + 2 * head * head_tiles
-                        to_tiles(
-                            keys + offset, values + offset, table, position + piece, end,
-                            tile + piece * head_bytes, tile + head_tiles + piece * head_bytes,
-                            head_size, slot_bytes, block_tokens,
-                        )  # fmt: skip
-                for head in range(heads):
-                    query, tile = rooms + head * head_room, tiles + 2 * head * head_tiles
-                    mixed = query + STEP * head_bytes
-                    join(
-                        query, mixed, scores, tile, tile + head_tiles, count, count, 0, group,
-                        mixed + STEP * head_size * 4, head_size, True,
-                    )  # fmt: skip
-            release()
-            for head in range(heads):
-                mixed = rooms + head * head_room + STEP * head_bytes
-                state = mixed + STEP * head_size * 4
-                finish(mixed, state, group, target + head * group * head_bytes, head_bytes, head_size)
-            scratch[0] = 0.0  # numba frees an array after its last use, and knows nothing of addresses
-
-    return kernel(attention) if num_threads == 1 else spread_kernel(attention)
 
 
 @part
@@ -260,7 +135,7 @@ def join(
     highest score, the sum of its weights, and room for two more of each row. Scratch from `scores` on; what
     lies below `rows` in it means nothing.
     """
-    head_bytes, weights = head_size * 2, scores + STEP * _SCORES_STEP
+    head_bytes, weights = head_size * 2, scores + STEP * SCORES_STEP
     whole = (count + STEP - 1) // STEP * STEP
     for at in range(0, whole, STEP):
         clear()
@@ -272,9 +147,9 @@ def join(
             else:
                 step(query + k * 64, head_bytes, tile, below)
         if few:
-            store_few(scores + at * 4, _SCORES_STEP)
+            store_few(scores + at * 4, SCORES_STEP)
         else:
-            store_sums(scores + at * 4, _SCORES_STEP)
+            store_sums(scores + at * 4, SCORES_STEP)
     weigh(scores, weights, mixed, state, rows, count, seen, seen_step, head_size)
     for at in range(0, head_size, STEP):
         if few:
@@ -284,9 +159,9 @@ def join(
         for position in range(0, whole, STEP):
             tile = value_tiles + position * head_bytes + at // LANES * TILE_BYTES
             if few:
-                step_few(weights + position * 2, _WEIGHTS_STEP, tile, tile + TILE_BYTES)
+                step_few(weights + position * 2, WEIGHTS_STEP, tile, tile + TILE_BYTES)
             else:
-                step(weights + position * 2, _WEIGHTS_STEP, tile, tile + TILE_BYTES)
+                step(weights + position * 2, WEIGHTS_STEP, tile, tile + TILE_BYTES)
         if few:
             store_few(mixed + at * 4, head_size * 4)
         else:
@@ -305,7 +180,7 @@ def weigh(
     whole, scale = (count + STEP - 1) // STEP * STEP, np.float32(head_size**-0.5)
     tops, fades = state + 2 * STEP * 4, state + 3 * STEP * 4
     for row in range(rows):
-        line = scores + row * _SCORES_STEP
+        line = scores + row * SCORES_STEP
         # Scores beyond are of positions that this row may not see, or of none.
         visible = max(0, min(count, seen + row * seen_step))
         for at in range(visible // LANES * LANES, whole, LANES):
@@ -322,7 +197,7 @@ def weigh(
         store(fades + at, fade)
         store(state + STEP * 4 + at, mul(load(state + STEP * 4 + at), fade))
     for row in range(rows):
-        line, target = scores + row * _SCORES_STEP, weights + row * _WEIGHTS_STEP
+        line, target = scores + row * SCORES_STEP, weights + row * WEIGHTS_STEP
         negative = fill(-load_one(state + row * 4))
         summed, other = fill(np.float32(0)), fill(np.float32(0))
         for at in range(0, whole * 4, STEP * 4):
